@@ -61,7 +61,7 @@ def main(args: list[str] | None = None) -> None:
         args: the arguments, without the name of the program; None stands for those of this process.
     """
     words = sys.argv[1:] if args is None else args
-    if words[:1] in ASKS and words[1:]:  # lcfl --help fit
+    if words[:1] in ASKS and words[1:2] and words[1] in ALL_NAMES:  # lcfl --help fit
         words = [words[1], words[0], *words[2:]]
         if args is None:
             sys.argv[1:] = words

@@ -95,7 +95,7 @@ class Checkpoint(Callback):
             raise OSError(
                 error.errno,
                 f"{error.strerror or error}: round {state.round} is not in {folder}; earlier checkpoints are "
-                "whole. Make the folder writable, with space for one more, and resume with ckpt_path=last",
+                "whole. Make the folder writable, with space for one more, and resume the newest (--ckpt_path last)",
             ) from error
         if is_better:
             self._name_best(path.parent)

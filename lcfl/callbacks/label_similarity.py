@@ -102,8 +102,8 @@ class LabelSimilarity(Callback):
         picture = figures.label_similarity(count_nC, divergence_nn, measures["l2"], measures["low_rank_cosine"])
         path = server.run_dir / "figures" / "label_similarity.png"
         figures.save(picture, path)
-        for logger in server.loggers:
-            log_figure(logger, "figures/label_similarity", picture, path, state.round - 1)
+        name, step = "figures/label_similarity", state.round - 1
+        server.tell_loggers("log_image", lambda each: log_figure(each, name, picture, path, step))
 
     def measures(self, model_nP: Tensor) -> dict[str, Tensor]:
         """Returns ``l2``, ``cosine`` and ``low_rank_cosine`` of every two models ``[n, n]``.

@@ -3,12 +3,10 @@
 Legend: N clients, n shown clients, T rounds.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from lightning.fabric.loggers.logger import Logger
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -220,20 +218,22 @@ class Monitor(Callback):
         path = server.run_dir / "figures" / f"{name}.{self.figure_format}"
         figures.save(figure, path)
         figure.set_layout_engine("none")  # keeps the layout, because computing it again is most of the work
-        for logger in self._loggers(server):
-            log_figure(logger, f"figures/{name}", figure, path, self._step)
+        if self._is_new:
+            full = f"figures/{name}"
+            server.tell_loggers("log_image", lambda each: log_figure(each, full, figure, path, self._step))
 
     def _histogram(self, server: Server, tag: str, values: NDArray[Any], borders: Any) -> None:
         values = values[np.isfinite(values)]  # a diverged client has none
         if tag not in self._written and len(values):
             self._written.add(tag)
-            for logger in self._loggers(server):
+            for logger in server.loggers if self._is_new else ():
                 if hasattr(writer := writer_of(logger), "add_histogram"):
                     writer.add_histogram(tag, values, self._step, bins=borders)
 
-    def _loggers(self, server: Server) -> Sequence[Logger]:
-        """Returns the loggers; none for a step that an earlier process has logged."""
-        return server.loggers if self._step >= self._first_step else ()
+    @property
+    def _is_new(self) -> bool:
+        """Whether no earlier process has logged this step."""
+        return self._step >= self._first_step
 
 
 def partition_figure(population: Population) -> "Figure":

@@ -18,6 +18,7 @@ __all__ = ["main"]
 
 # Seconds after which a node that is asked to join reads its data anew, because they may have been corrected. It is more
 # than the half minute until it is asked again, or a node that reads for longer than the deadline would never answer.
+# The old data stay in memory until the new ones have been read.
 FRESH = 45.0
 
 

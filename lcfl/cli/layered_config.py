@@ -110,7 +110,8 @@ def _keys_of_item(option: str, opened: set[str]) -> list[str | int]:
         path, number, argument = match.groups()
         return [*path.split("."), int(number), *argument.split(".")]
     plain = without_init_args(option)
-    in_list = any(plain.startswith(f"{each}.") for each in LISTS if each not in opened)
+    path = f"{plain}." if option.endswith(".init_args") else plain
+    in_list = any(path.startswith(f"{each}.") for each in LISTS if each not in opened)
     return [*option.split(".")] if in_list and not plain.endswith((".help", ".class_path")) else []
 
 

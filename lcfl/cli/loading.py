@@ -2,6 +2,7 @@
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -68,5 +69,15 @@ def _check_same(config: Path, model: FederatedModule, method: Method) -> None:
     now = {"model": describe_module(model), "method": describe(method)}
     for each in (saved, now):  # optimizer, loss and whatever else only training needs may differ
         each["model"] = {key: value for key, value in each["model"].items() if key.startswith(("network", "num_"))}
-    if lines := differences({key: saved[key] for key in now}, now):
+    if lines := differences(_named_as(now, {key: saved[key] for key in now}), now):
         raise ValueError(f"{config.parent} was started with another model or method: {'; '.join(lines)}.")
+
+
+def _named_as(now: Any, saved: Any) -> Any:
+    """Returns what was saved, with the current paths of what was defined in the script that started the run."""
+    if isinstance(saved, dict) and isinstance(now, dict):
+        return {key: _named_as(now.get(key), value) for key, value in saved.items()}
+    if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
+        return [_named_as(*pair) for pair in zip(now, saved, strict=True)]
+    of_script = isinstance(saved, str) and isinstance(now, str) and saved.startswith("__main__.")
+    return now if of_script and now.endswith(saved.removeprefix("__main__")) else saved

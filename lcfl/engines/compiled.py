@@ -24,6 +24,7 @@ from lcfl.models.pulls import NO_PULLS, Pulls
 
 __all__ = ["CompiledEngine", "check_compiled"]
 
+NEEDS_AMX = "in bf16-mixed it needs a processor with AMX, and a layer with 16 inputs and outputs or more"
 REPLACED = ("forward", "training_step", "regularizer", "configure_optimizers")  # methods that this engine replaces
 
 
@@ -70,7 +71,7 @@ def check_compiled(
     except kernels.Unavailable as error:
         raise Unsupported(str(error)) from None
     if precision == "bf16-mixed" and not opened.is_in_bfloat16:
-        raise Unsupported("in bf16-mixed it needs a processor with AMX, and a layer with 16 inputs and outputs or more")
+        raise Unsupported(NEEDS_AMX)
     return program
 
 
@@ -112,6 +113,8 @@ class CompiledEngine(SequentialEngine):
         program = trace(module.network, shape, module.layout)
         bfloat16 = fabric.strategy.precision.precision == "bf16-mixed"
         self._kernels, self._program = kernels.load(), kernels.OpenProgram(program.arguments, bfloat16)
+        if bfloat16 and not self._program.is_in_bfloat16:  # a rank on another host than the one that chose the engine
+            raise ValueError(f"trainer.engine: got compiled, but {NEEDS_AMX}; use sequential.")
         self._descent = _sgd(module)
         self._num_parameters = module.layout.num_parameters
         self._needs_two = program.needs_two

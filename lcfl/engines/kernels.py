@@ -103,11 +103,11 @@ class OpenProgram:
 
     Args:
         arguments: `lcfl.engines.tracing.Program.arguments`.
-        bfloat16: whether convolutions may round their factors to bfloat16.
+        bfloat16: whether wide layers may round their factors to bfloat16.
 
     Attributes:
         address: what the kernels take for it, as long as this object lives.
-        is_in_bfloat16: whether any convolution does round, because that is faster on this processor.
+        is_in_bfloat16: whether any layer does, because this processor has AMX.
 
     Raises:
         Unavailable: if there are no kernels.

@@ -30,8 +30,9 @@ def choose_engine(
     """Returns the named engine, or for ``auto`` the one that should be fastest and trains the module as it is defined.
 
     ``auto`` takes ``compiled`` on a CPU and ``stacked`` on a GPU, or ``sequential`` if these cannot train the module.
-    The choice depends on the module, the shape of the data, the device and whether there is a compiler. It does not
-    depend on measurements: the same command gives the same engine again, and so the same bits.
+    The choice depends on the module, the shape of the data, the device and whether there is a compiler, and in
+    ``bf16-mixed`` on whether the processor has AMX. It does not depend on measurements: the same command gives the same
+    engine again, and so the same bits.
 
     Args:
         wanted: a name or ``auto``.

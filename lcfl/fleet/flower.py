@@ -72,8 +72,8 @@ class FlowerLink:
 class _Pull(threading.Thread):
     """Pulls the answers to some tickets that have arrived.
 
-    If this fails, they are lost, but those of other pulls are not. A connection that is gone for good is noticed when
-    the nodes are listed to ask them again.
+    If this fails, the next `receive` pulls them again. A connection that is gone for good is noticed when the nodes are
+    listed to ask them again.
 
     Attributes:
         tickets: the tickets.
@@ -91,8 +91,8 @@ class _Pull(threading.Thread):
         """Pulls."""
         try:
             self.answers = self._pulled(self.tickets)
-        except Exception as error:  # of any kind, such as that of the connection
-            self.answers = dict.fromkeys(self.tickets, Undelivered(f"the answer could not be fetched ({error})"))
+        except Exception:  # of any kind, such as that of the connection: the next `receive` tries again
+            self.answers = {}
 
     def _pulled(self, tickets: Collection[str]) -> dict[str, Parcel | Undelivered]:
         try:

@@ -22,7 +22,7 @@ def has_parameter_hooks(parameter: Tensor) -> bool:
 
 
 def has_step_hooks(optimizer: Optimizer) -> bool:
-    """Returns whether a step of this object does more than its class says."""
+    """Returns whether a step of this object does more than its class says, apart from hooks of all optimizers."""
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks) or "step" in vars(
         optimizer
     )

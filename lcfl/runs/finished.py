@@ -194,11 +194,15 @@ def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
 
 
 def _shorter_trials(folders: Sequence[Path]) -> list[Path]:
-    """Returns the trials with fewer rounds (``--tuning_rounds``) of sweeps that have complete runs, too."""
+    """Returns the trials with fewer rounds (``--tuning_rounds``) of methods that have complete runs, too."""
     trials = [folder for folder in folders if (folder.parent / "trial.json").is_file()]
     shorter = [folder for folder in trials if SHORTER.search(folder.parent.name)]
-    complete = {each.parent.parent for each in trials if each not in shorter and (each / "summary.json").is_file()}
-    return [folder for folder in shorter if folder.parent.parent in complete]
+    complete = {_of_method(each) for each in trials if each not in shorter and (each / "summary.json").is_file()}
+    return [folder for folder in shorter if _of_method(folder) in complete]
+
+
+def _of_method(trial: Path) -> tuple[Path, str]:
+    return trial.parent.parent, trial.parent.name.partition("-")[0]
 
 
 def _warn_of_changed_code(runs: Sequence[FinishedRun]) -> None:

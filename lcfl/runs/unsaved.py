@@ -35,18 +35,19 @@ class UnsavedMemory:
     """
 
     def __init__(self, parts: Iterable[object], network: nn.Module | None = None) -> None:
-        own = [part for part in parts if not type(part).__module__.startswith("lcfl.")]
-        self._layers = [] if network is None else [each for each in network.modules() if not is_installed(type(each))]
-        self._before = [(part, self._contents(part)) for part in (*own, *self._layers)]
+        own = [(part, False) for part in parts if not type(part).__module__.startswith("lcfl.")]
+        layers = () if network is None else network.modules()
+        own += [(layer, True) for layer in layers if not is_installed(type(layer))]
+        self._before = [(part, is_layer, _contents(part, is_layer)) for part, is_layer in own]
 
     def warn(self) -> None:
         """Warns about each part that has changed since, once."""
         waiting, self._before = self._before, []
-        for part, before in waiting:
-            now = self._contents(part)
+        for part, is_layer, before in waiting:
+            now = _contents(part, is_layer)
             changed = sorted(name for name in now if now[name] != before.get(name))
             if not changed:
-                self._before.append((part, before))
+                self._before.append((part, is_layer, before))
                 continue
             warnings.warn(
                 f"{type(part).__name__} has changed its attribute{'s' * (len(changed) > 1)} {', '.join(changed)}, "
@@ -57,12 +58,12 @@ class UnsavedMemory:
                 stacklevel=3,
             )
 
-    def _contents(self, part: object) -> dict[str, bytes]:
-        return _contents(part, is_layer=any(part is each for each in self._layers))
-
 
 def _contents(part: object, is_layer: bool) -> dict[str, bytes]:
-    """Returns digests of the attributes of a part, by name, without those that a checkpoint holds."""
+    """Returns digests of the attributes of a part, by name, without those that a checkpoint holds.
+
+    Results of the last forward pass, which have a gradient function, are left out: the next one makes them anew.
+    """
     saved: set[str] = set()
     if isinstance(part, Callback):
         if type(part).state_dict is not Callback.state_dict:
@@ -75,7 +76,8 @@ def _contents(part: object, is_layer: bool) -> dict[str, bytes]:
         values = vars(part) | ({} if is_layer else dict(part.named_buffers()))
     else:
         values = vars(part)
-    return {name: _digest(value) for name, value in (_of_classes(part) | values).items() if name not in saved}
+    values = {name: value for name, value in (_of_classes(part) | values).items() if name not in saved}
+    return {name: _digest(value) for name, value in values.items() if getattr(value, "grad_fn", None) is None}
 
 
 def _of_classes(part: object) -> dict[str, Any]:

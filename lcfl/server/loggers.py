@@ -26,8 +26,8 @@ def fit_logged(server: Server, is_new: bool) -> dict[str, float]:
     """
     loggers = server.loggers
     try:
-        for logger in loggers if is_new else ():
-            _log_configuration(logger, server)
+        if is_new:
+            server.tell_loggers("log_hyperparams", lambda each: _log_configuration(each, server))
         metrics = server.fit()
         if metrics:
             server.tell_loggers("log_metrics", lambda each: _log_final(each, metrics, server))
@@ -38,8 +38,7 @@ def fit_logged(server: Server, is_new: bool) -> dict[str, float]:
             except Exception as another:  # of any kind, because the first error must be raised
                 error.add_note(f"{type(logger).__name__}.finalize: {another}")
         raise
-    for logger in loggers:
-        _finalize(logger, "success" if metrics else "failed")
+    server.tell_loggers("finalize", lambda each: _finalize(each, "success" if metrics else "failed"))
     return metrics
 
 

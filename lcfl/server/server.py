@@ -91,6 +91,7 @@ class Server:
         )
         self.table = MetricsTable(run_dir / "metrics.csv")
         self.row = RoundRow()
+        self._failed_loggers: set[str] = set()
         self._logging_s = 0.0  # of the round before, whose row was written before they were known
         self._unsaved = UnsavedMemory([])
         self._check_models = ModelCheck()
@@ -140,13 +141,13 @@ class Server:
         """
         uploads = arguments.get("uploads", ())
         if hook not in CLUSTERING_HOOKS:
-            with _unchanged(uploads, hook):
+            with _unchanged(uploads, f"a callback in {hook}"):
                 self.fabric.call(hook, server=self, state=self.state, **arguments)
             return
-        # The user's may draw from global generators.
-        with rng.seeded(self.seed, hook, self.state.round, number), _unchanged(uploads, hook):
-            self.fabric.call(hook, server=self, state=self.state, **arguments)
         by = ", ".join(type(each).__name__ for each in self.method.clustering) or hook
+        draws = rng.seeded(self.seed, hook, self.state.round, number)  # the user's may draw from global generators
+        with draws, _unchanged(uploads, f"{by} or a callback in {hook}"):
+            self.fabric.call(hook, server=self, state=self.state, **arguments)
         self._check_models(self.state, by)
         self.state.check_assignment(by)
 
@@ -403,16 +404,19 @@ class Server:
         return "time/eval_s" in row or (self.schedule.evaluate_every == 0 and self.state.round > 0)
 
     def tell_loggers(self, method: str, tell: Callable[[Logger], None]) -> None:
-        """Calls a method of every logger. If one fails, it warns: the run has its own table, and goes on."""
+        """Calls a method of every logger. If one fails, it warns once: the run has its own table, and goes on."""
         for logger in self.loggers:
             try:
                 tell(logger)
             except Exception as error:  # of any kind, because a logger may need a network or a disk
-                warnings.warn(
-                    f"{type(logger).__name__}.{method} failed after {self.state.round} rounds "
-                    f"({type(error).__name__}: {error}). The run goes on; metrics.csv has all rows.",
-                    stacklevel=2,
-                )
+                name = f"{type(logger).__name__}.{method}"
+                if name not in self._failed_loggers:
+                    warnings.warn(
+                        f"{name} failed after {max(self.state.round, 0)} rounds ({type(error).__name__}: {error}). The "
+                        "run goes on, and later failures are not shown; metrics.csv has all rows.",
+                        stacklevel=2,
+                    )
+                self._failed_loggers.add(name)
 
     def finish_row(self, number: int, begin: float) -> None:
         """Writes the row of round `number` and notifies the callbacks.

@@ -199,8 +199,10 @@ def fake(tmp_path, num_clients=4, evaluate_every=1):
     counts = np.ones((num_clients, 3), dtype=int)
     everything = [np.arange(3)] * num_clients
     data = SimpleNamespace(population=Population(everything, [], {}, None, counts))
+    loggers = [SimpleNamespace(experiment=writer), SimpleNamespace()]
     server = SimpleNamespace(
-        loggers=[SimpleNamespace(experiment=writer), SimpleNamespace()],
+        loggers=loggers,
+        tell_loggers=lambda method, tell: [tell(each) for each in loggers],
         run_dir=tmp_path,
         method=SimpleNamespace(is_clustered=True, exchange=SimpleNamespace(keeps_model=False)),
         schedule=SimpleNamespace(evaluate_every=evaluate_every),

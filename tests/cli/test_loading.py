@@ -11,6 +11,7 @@ from torch import nn
 import lcfl as package
 from lcfl import FederatedModule, Federation
 from lcfl.cli.federated_cli import instantiate
+from lcfl.cli.loading import _named_as
 from tests.helpers import builders
 from tests.helpers.commandline import FEDAVG, LCFED, SMALL, SYNTHETIC, files, lcfl, shared
 
@@ -126,6 +127,14 @@ def test_a_run_from_python_refuses_another_model_or_method(tmp_path):
         package.load(run.path, module(torch.tanh), method)
     with pytest.raises(ValueError, match=r"method\.exchange\.class: .* 'FullModel', .* 'CentreAndEmbedding'"):
         package.load(run.path, module(), builders.lcfed(2))
+
+
+def test_what_a_script_defined_is_the_same_in_another_script():
+    saved = {"method": [{"class": "__main__.Own", "steps": 1}, "__main__.act"]}
+    now = {"method": [{"class": "train.Own", "steps": 1}, "package.train.act"]}
+    assert _named_as(now, saved) == now
+    other = {"method": [{"class": "train.Other", "steps": 1}, "act"]}
+    assert _named_as(other, saved) == saved
 
 
 @pytest.mark.parametrize("text", ["trainer: {}", "method: {nonsense: 1}\nmodel: {}", "just words", "", "a: [", "- 1"])

@@ -81,15 +81,16 @@ def narrow():
     return connected(EXACT, 2, 15)
 
 
-def has_matrix_unit():
+@pytest.fixture(scope="module")
+def amx():
+    """Skips a test if the processor has no AMX."""
     try:
         check_compiled(FederatedModule(wide, SGD), data_of(SHAPE, 4).dataset.spec, precision="bf16-mixed")
-    except Unsupported:
-        return False
-    return True
+    except Unsupported as reason:
+        pytest.skip(str(reason))
 
 
-HERE = pytest.mark.skipif(not has_matrix_unit(), reason="the processor has no AMX")
+HERE = pytest.mark.usefixtures("amx")
 
 
 @HERE
@@ -143,6 +144,26 @@ def test_training_and_gradient_take_the_same_step():
     stepped = engine.run_optimizer(model, [batch]).model
     torch.testing.assert_close(stepped, model - 0.1 * engine.gradient(model, batch).vector)
     assert torch.equal(stepped, engine.run_optimizer(model, [batch]).model)
+
+
+def normalised():
+    layers = nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU()
+    return SplitNetwork(
+        nn.Sequential(*layers, nn.Conv2d(16, 16, 3, 2, 1), nn.ReLU(), nn.Flatten()), nn.Linear(16 * 4 * 3, 4)
+    )
+
+
+@HERE
+@pytest.mark.parametrize("network", [wide, normalised])
+@pytest.mark.parametrize("value", [1.0, torch.nan])
+def test_a_gradient_does_not_depend_on_what_was_trained_before(network, value):
+    """In a batch of 40, the last vector of samples is idle. Here it held those of a batch of 64."""
+    data, fabric = data_of(SHAPE), Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+    fresh, used = (make_engine("compiled", fabric, FederatedModule(network, SGD), data) for _ in range(2))
+    model = fresh.module.initial_model(3)
+    larger, batch = batches_of(0, [64, 40])
+    used.gradient(model * value, larger)
+    assert torch.equal(used.gradient(model, batch).vector, fresh.gradient(model, batch).vector)
 
 
 @HERE

@@ -25,7 +25,8 @@ class Clearing(Callback):
 
 
 @pytest.mark.parametrize(
-    ("aggregation", "callbacks", "by"), [(Halving(), [], "Halving"), (GlobalMean(), [Clearing()], "on_uploads")]
+    ("aggregation", "callbacks", "by"),
+    [(Halving(), [], "Halving"), (GlobalMean(), [Clearing()], "a callback in on_uploads")],
 )
 def test_a_change_of_an_upload_in_place_is_refused(tmp_path, aggregation, callbacks, by):
     federation = Federation(1, callbacks=callbacks, default_root_dir=tmp_path, accelerator="cpu", devices=1)

@@ -24,7 +24,7 @@ struct Workspace {  // what all convolutions of a network use in turn
 
 class Convolution {
   public:
-    // With `bfloat16`, factors are rounded to it where that is faster.
+    // With `bfloat16`, the factors are rounded to it if there are enough channels.
     Convolution(const Op& op, const Value& in, const Value& out, bool bfloat16)
         : op_(op), in_(in), out_(out), bfloat16_(bfloat16), phases_(phases_of(op, in, out)) {
         for (Phase& each : phases_) choose_way(each.at);

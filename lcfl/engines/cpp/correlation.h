@@ -391,19 +391,20 @@ struct Vectors {  // those of a pixel that hold samples of a chunk
     Mask idle[2];
 };
 
-// Copies a chunk of a value into a frame, whose rows are `row` numbers apart, and writes zeros around it. Vectors
-// without any sample are left as they are, because nothing reads them. In a packed frame, each vector overlaps the next
-// one, and a vector of zeros follows the frame, because its last row is read in whole vectors.
+// Copies a chunk of a value into a frame, whose rows are `row` numbers apart, and writes zeros around it and into idle
+// lanes. A packed frame has no vectors without a sample. In it, each vector overlaps the next one, and a vector of
+// zeros follows the frame, because its last row is read in whole vectors.
 inline void frame(const Vec* in, const Value& shape, const Batch& batch, int chunk, const Window& at, const Line& rows,
                   const Line& columns, int row, float* out) {
     const Vectors vectors(batch, chunk);
+    const int count = at.is_packed ? vectors.count : batch.V;
     for (int c = 0; c < shape.channels; ++c)
         for (int y = 0; y < at.height; ++y, out += row) {
             const Span inside = y >= at.rows.begin && y < at.rows.end ? at.columns : Span{0, 0};
             std::fill_n(out, inside.begin * at.pixel, 0.0f);
             for (int x = inside.begin; x < inside.end; ++x) {
                 const int64_t pixel = (int64_t(c) * shape.height + rows.of(y)) * shape.width + columns.of(x);
-                for (int v = 0; v < vectors.count; ++v) {
+                for (int v = 0; v < count; ++v) {
                     const Vec value = in[pixel * batch.V + v];
                     *reinterpret_cast<Loose*>(out + int64_t(x) * at.pixel + v * LANES) =
                         vectors.idle[v] ? Vec{} : value;

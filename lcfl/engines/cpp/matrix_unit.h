@@ -1,5 +1,5 @@
-// Convolutions with factors in bfloat16 and sums in float32, by the matrix unit of Intel processors (AMX). Its
-// registers are tiles, and one instruction multiplies two of them:
+// Convolutions and linear layers with factors in bfloat16 and sums in float32, by the matrix unit of Intel processors
+// (AMX). Its registers are tiles, and one instruction multiplies two of them:
 //
 //     c[m][n] += sum over k of a[m][k] b[k][n]      m, n < 16, k < 32
 //
@@ -115,6 +115,7 @@ class MatrixUnit {
                 uint8_t rows[16] = {};
             } config;
             std::fill_n(config.row_bytes, 8, 64), std::fill_n(config.rows, 8, SIDE);
+            asm volatile("" ::"r"(&config) : "memory");  // gcc 12 believes that only its first bytes are read
             _tile_loadconfig(&config);
         }
         InUse(const InUse&) = delete;

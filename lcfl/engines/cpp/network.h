@@ -20,7 +20,7 @@ namespace lcfl {
 
 class Program {
   public:
-    // With `bfloat16`, convolutions round their factors to it where that is faster.
+    // With `bfloat16`, wide convolutions and linear layers round their factors to it if there is a matrix unit.
     Program(const Op* ops, int num_ops, const Value* values, int num_values, int input, int output, bool bfloat16)
         : ops_(ops, ops + num_ops),
           shapes_(values, values + num_values),
