@@ -272,8 +272,8 @@ def check_targets(module: FederatedModule, data: FederatedDataModule) -> None:
                     "this target (ignore_index)."
                 )
             continue
-        without = "acc" in module.metrics and ignored is None and not targets.is_floating_point()
-        if without and ((targets < 0) | (targets >= outputs.shape[1])).any():
+        counts_all = "acc" in module.metrics and ignored is None and not targets.is_floating_point()
+        if counts_all and ((targets < 0) | (targets >= outputs.shape[1])).any():
             raise ValueError(
                 f"model.report: acc would count targets of {where} that are no class of the {outputs.shape[1]} scores. "
                 f"If {type(loss).__name__} ignores them, give it an attribute ignore_index with their number."

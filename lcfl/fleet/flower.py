@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -89,10 +90,8 @@ class _Pull(threading.Thread):
 
     def run(self) -> None:
         """Pulls."""
-        try:
+        with suppress(Exception):  # of any kind, such as that of the connection: the next `receive` tries again
             self.answers = self._pulled(self.tickets)
-        except Exception:  # of any kind, such as that of the connection: the next `receive` tries again
-            self.answers = {}
 
     def _pulled(self, tickets: Collection[str]) -> dict[str, Parcel | Undelivered]:
         try:

@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from lcfl.core.clients import VECTORS, ClientState
@@ -79,7 +78,7 @@ class NodeStates:
         """Stores the model that a newcomer has trained, a state dict, for its owner: ``newcomer.pt``."""
         self._make_folder()
         with replacing(self.folder / "newcomer.pt") as temporary:
-            torch.save(weights, temporary)
+            write_serialized(temporary, dict(weights))
 
     def forget_before(self, number: int) -> None:
         """Removes the states after rounds before `number`."""
