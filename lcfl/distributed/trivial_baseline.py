@@ -1,7 +1,7 @@
 """The trivial baseline of a task: clients whose model always predicts the same, whatever the input.
 
 It predicts the constant that fits the client's training targets best: the most frequent class, the mean of numbers, the
-share of each of several labels, the most frequent token. A method that does not beat it has learnt nothing.
+share of each of several labels, the most frequent token. A model that does not beat it is no better than a guess.
 Legend: n samples, C classes.
 """
 
