@@ -1,5 +1,6 @@
 """Tests that the files, commands, tables and links in README.md, CONTRIBUTING.md and docs/ are correct."""
 
+import functools
 import inspect
 import os
 import re
@@ -9,10 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 import lcfl
 import lcfl.data.partition
+from lcfl.models import MLP
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "configs/README.md", "logs/README.md"]
@@ -88,9 +91,16 @@ def test_python_block_as_written(tmp_path, monkeypatch, page, rounds):
     block = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "lcfl.Federation" in block)
     monkeypatch.chdir(tmp_path)
     names = parts() | {"lcfl": lcfl}
+    names["network"] = functools.partial(MLP, in_features=16, hidden=[32], num_classes=8)
     exec(block.replace(rounds, "rounds=2, devices=1"), names)
     assert names["run"].path == (names["again"].path if "lcfl.load" in block else names["run"].path)
     assert names["run"].metrics
+
+
+def test_a_method_read_from_its_file_as_written():
+    names = {"lcfl": lcfl, "functools": functools, "torch": torch, "MLP": MLP}
+    exec(marked(STARTED, "python: method"), names)
+    assert (names["method"].clustering[0].dimension, names["model"].cluster_weight) == (15, 0.5)
 
 
 def test_newcomers_from_python_as_written(tmp_path, monkeypatch):
@@ -100,6 +110,7 @@ def test_newcomers_from_python_as_written(tmp_path, monkeypatch):
     names = parts()
     names["data"] = lcfl.FederatedDataModule(names["data"].dataset, names["data"].partition, 20, newcomers=2)
     names["run"] = lcfl.Federation(rounds=2, devices=1, logger=False).fit(*names.values())
+    names["lcfl"] = lcfl
     exec(marked(STARTED, "python: onboard"), names)
     assert [row["client"] for row in names["found"].rows()] == list(names["data"].newcomer_clients)
 

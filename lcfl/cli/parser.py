@@ -91,7 +91,7 @@ class Parser(LightningArgumentParser):
         program = parser.prog.replace(" [options]", "")
         if match := re.fullmatch(r"the following arguments are required: (\w+)\.(.+)", message.strip()):
             program, message = f"{program} {match[1]}", _missing(match[2].replace(f" {match[1]}.", " "))
-        self.exit(2, f"lcfl: error: {_explained(message, parser)}\n{program} --help shows all options.\n")
+        self.exit(2, f"lcfl: error: {explained(message, parser)}\n{program} --help shows all options.\n")
 
 
 def check_given(config: Any, option: str, kind: type | None = None) -> None:
@@ -139,7 +139,7 @@ def _missing(options: str) -> str:
     )
 
 
-def _explained(message: str, parser: LightningArgumentParser) -> str:
+def explained(message: str, parser: LightningArgumentParser) -> str:
     """Returns a message of the parser, with a clearer wording if it is about a misspelt name."""
     option = ".init_args.".join(re.findall(r'Parser key "([\w.]+)"', message))
     takes_class = without_init_args(option) in map(without_init_args, CLASSES)
