@@ -198,7 +198,7 @@ class Session:
             evaluation = server.evaluator(state, kinds, stages=[self.stage])
         if self.stage == "val" and not evaluation.by_name:
             raise ValueError("validate: no client has validation data; set data.val_fraction, or use test instead.")
-        metrics = evaluation.summary() | (server.trivial_baseline() if self.stage == "test" else {})
+        metrics = evaluation.summary() | (server.evaluator.trivial_baseline(state) if self.stage == "test" else {})
         return {"metrics": metrics, "signal": 0}
 
     def _initial_state(self, new_store: NewStore) -> FederationState:

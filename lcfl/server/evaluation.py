@@ -2,12 +2,11 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lcfl.core import rng
 from lcfl.core.state import FederationState
@@ -20,47 +19,45 @@ from lcfl.methods.exchange import ModelKind
 from lcfl.methods.method import Method
 from lcfl.models.metrics import ignore_index
 from lcfl.models.module import FederatedModule
-from lcfl.server.metrics import Evaluation, is_undefined
+from lcfl.server.metrics import Evaluation, is_undefined, trivial_metrics
+from lcfl.server.schedule import Schedule
 
 __all__ = ["Evaluator", "evaluated_metrics"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Evaluator:
     """Measures kinds of models on the clients' local data sets.
 
     Args:
         transport: has the clients measure.
         method: the method, which determines the model of each kind for a client.
-        population: the population whose data are used.
-        protocols: the test protocols, i.e. the local test sets to use.
+        data: the clients, their local data sets, and the test protocols.
         module: the module, which knows the layout of the models and its metrics.
+        schedule: which clients and which kinds of model an evaluation measures.
         seed: seed of the run.
-        chosen: returns the clients to measure, in ascending order, from the mask ``[N]`` of the clients that belong to
-            the federation; None to measure all of these clients.
     """
 
     transport: Transport
     method: Method
-    population: Population
-    protocols: Sequence[str]
+    data: FederatedDataModule
     module: FederatedModule
+    schedule: Schedule
     seed: int
-    chosen: Callable[[Tensor], list[int]] | None = None
+    _newest: tuple[int, Evaluation] | None = field(default=None, init=False)  # rounds before it, and the evaluation
 
     def __call__(
         self, state: FederationState, kinds: Iterable[ModelKind], stages: Iterable[str] = ("val", "test")
     ) -> Evaluation:
         """Returns every metric of every kind of model on every stage and protocol, per client.
 
-        Newcomers and clients that have left are not measured. A client without samples in a set, or without an answer,
-        has no value for it. A set in which no client has samples is left out.
+        Newcomers, clients that have left and faulty clients are not measured. A client without samples in a set, or
+        without an answer, has no value for it. A set in which no client has samples is left out.
         """
-        sets = self.population.sets(self.protocols, stages)
+        sets = self.data.population.sets(self.data.protocols, stages)
         evaluation = Evaluation.of(self.module)
-        chosen = self.chosen(state.active) if self.chosen else torch.nonzero(state.active).flatten().tolist()
-        own = {i: tuple(name for name in sets if len(sets[name][i])) for i in chosen}
-        clients = [i for i in chosen if own[i]]
+        own = {i: tuple(name for name in sets if len(sets[name][i])) for i in self._clients(state)}
+        clients = [i for i, names in own.items() if names]
         kinds = list(kinds)
         tasks = (task for kind in kinds for task in self._tasks(state, kind, {i: own[i] for i in clients}))
         with rng.isolated():  # `_tasks` seeds the global generators
@@ -77,8 +74,38 @@ class Evaluator:
                     missing = {i for i in those if is_undefined(metric, measured[i][name])}
                     undefined.setdefault((name, metric), set()).update(missing)
         self._warn_of_undefined_metrics(undefined)
-        _warn_of_broken_models(evaluation, self.population)
+        _warn_of_broken_models(evaluation, self.data.population)
         return evaluation
+
+    def of_round(self, state: FederationState) -> Evaluation:
+        """Measures the kinds of model that the schedule names for every evaluation."""
+        evaluation = self(state, self.schedule.evaluated_kinds(self.method.exchange))
+        self._newest = state.round, evaluation
+        return evaluation
+
+    def final(self, state: FederationState) -> Evaluation:
+        """Measures the whole grid of stages, protocols and requested kinds of model, after the last round.
+
+        What the evaluation of this round has measured is not measured again.
+        """
+        missing = self.schedule.evaluated_kinds(self.method.exchange, is_final=True)
+        known = Evaluation.of(self.module)
+        if self._newest is not None and self._newest[0] == state.round:
+            known = self._newest[1]
+            evaluated = self.schedule.evaluated_kinds(self.method.exchange)
+            missing = [kind for kind in missing if kind not in evaluated]
+        return known | self(state, missing)
+
+    def trivial_baseline(self, state: FederationState) -> dict[str, float]:
+        """Returns the reported metric of clients that always predict the same: the mean over clients, by protocol."""
+        answers = self.transport.trivial_baseline(self._clients(state))
+        return trivial_metrics([each for each in answers if not isinstance(each, Lost)], self.module.reported)
+
+    def _clients(self, state: FederationState) -> list[int]:
+        """Returns the clients that an evaluation measures, in ascending order, none of which is faulty."""
+        honest_N = state.active.clone()
+        honest_N[list(self.data.population.faulty)] = False
+        return self.schedule.sample_evaluated(self.seed, honest_N)
 
     def _warn_of_undefined_metrics(self, undefined: Mapping[tuple[str, str], set[int]]) -> None:
         """Warns once for each set and each group of clients without a value of some metrics, by (set, metric)."""
@@ -87,7 +114,7 @@ class Evaluator:
             if each:
                 metrics.setdefault((name, frozenset(each)), []).append(metric)
         for (name, clients), those in metrics.items():
-            who = self.population.listed(sorted(clients))
+            who = self.data.population.listed(sorted(clients))
             warnings.warn(
                 f"{' and '.join(those)}: not defined for samples of {len(clients)} clients ({who}) in {name}, which do "
                 "not count in the means over clients.",

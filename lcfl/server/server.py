@@ -23,7 +23,7 @@ from lcfl.core.messages import Downlink, Uplink, unchanged
 from lcfl.core.schema import check_form
 from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.distributed.tasks import Lost, TrainingResult, TrainingTask
+from lcfl.distributed.tasks import TrainingResult, TrainingTask
 from lcfl.distributed.transport import Transport
 from lcfl.methods.clustering.base import Clustering, ExtraRound
 from lcfl.methods.exchange import Exchange
@@ -35,7 +35,7 @@ from lcfl.runs.metrics_table import MetricsTable
 from lcfl.runs.unsaved import UnsavedMemory
 from lcfl.server.client_table import write_client_table
 from lcfl.server.evaluation import Evaluator
-from lcfl.server.metrics import Evaluation, cluster_metrics, fault_metrics, training_metrics, trivial_metrics
+from lcfl.server.metrics import cluster_metrics, fault_metrics, training_metrics
 from lcfl.server.model_check import ModelCheck
 from lcfl.server.reception import Reception
 from lcfl.server.round_row import RoundRow
@@ -86,16 +86,13 @@ class Server:
         self.schedule, self.state, self.seed, self.identity, self.run_dir = schedule, state, seed, identity, run_dir
         self.callbacks, self.loggers = callbacks, loggers
         self.receive = Reception(method, module.layout, data.population, max_update_norm)
-        self.evaluator = Evaluator(
-            transport, method, data.population, data.protocols, module, seed, self.evaluated_clients
-        )
+        self.evaluator = Evaluator(transport, method, data, module, schedule, seed)
         self.table = MetricsTable(run_dir / "metrics.csv")
         self.row = RoundRow()
         self._failed_loggers: set[str] = set()
         self._logging_s = 0.0  # of the round before, whose row was written before they were known
         self._unsaved = UnsavedMemory([])
         self._check_models = ModelCheck()
-        self._evaluated: tuple[int, Evaluation] | None = None  # rounds before the newest evaluation, and the evaluation
 
     @property
     def layout(self) -> Layout:
@@ -111,12 +108,6 @@ class Server:
     def is_done(self) -> bool:
         """Whether the last round of the run is complete."""
         return self.state.round >= self.schedule.rounds or self.state.should_stop
-
-    def evaluated_clients(self, active_N: torch.Tensor) -> list[int]:
-        """Returns the clients that an evaluation measures, none of which is faulty."""
-        honest_N = active_N.clone()
-        honest_N[list(self.data.population.faulty)] = False
-        return self.schedule.sample_evaluated(self.seed, honest_N)
 
     def initial_model(self, number: int) -> torch.Tensor:
         """Returns the initial model ``[P + Q]`` with this number, drawn from a separate random stream.
@@ -335,28 +326,21 @@ class Server:
     def log_evaluation(self) -> None:
         """Evaluates the kinds of model that the schedule names and logs every summary."""
         with self.row.timed("eval"):
-            evaluation = self.evaluator(self.state, self.schedule.evaluated_kinds(self.method.exchange))
-            self._evaluated = (self.state.round, evaluation)
+            evaluation = self.evaluator.of_round(self.state)
         with self.row.timed("callbacks"):
             self.call("on_evaluated", evaluation=evaluation)
         self.row.update(evaluation.summary())
 
     def final_metrics(self) -> dict[str, float]:
-        """Returns the whole grid of stages, protocols and requested kinds of model, and the trivial baseline."""
-        missing = self.schedule.evaluated_kinds(self.method.exchange, is_final=True)
-        known = Evaluation.of(self.module)
-        if self._evaluated is not None and self._evaluated[0] == self.state.round:
-            known = self._evaluated[1]
-            evaluated = self.schedule.evaluated_kinds(self.method.exchange)
-            missing = [kind for kind in missing if kind not in evaluated]
-        evaluation = known | self.evaluator(self.state, missing)
+        """Returns the summaries of the last evaluation, the trivial baseline, and how stable the clusters were."""
+        evaluation = self.evaluator.final(self.state)
         population, clustered = self.data.population, self.method.is_clustered
         write_client_table(self.run_dir / "clients.csv", evaluation, population, self.state, clustered)
         self.call("on_evaluated", evaluation=evaluation)
         stable = self.table.column("cluster/stability")
         mean_stability = {"cluster/stability": float(np.mean(stable))} if stable else {}
         logged = self.row.take()  # includes what callbacks logged in on_evaluated
-        return evaluation.summary() | self.trivial_baseline() | mean_stability | logged
+        return evaluation.summary() | self.evaluator.trivial_baseline(self.state) | mean_stability | logged
 
     def proxy_score(self, models: Sequence[torch.Tensor]) -> list[float]:
         """Returns the reported metric of models ``[P + Q]`` on the proxy set D_test, such as the accuracy.
@@ -378,12 +362,6 @@ class Server:
     def has_proxy(self) -> bool:
         """Whether there is a proxy set."""
         return len(self.data.population.proxy) > 0
-
-    def trivial_baseline(self) -> dict[str, float]:
-        """Returns the reported metric of clients that always predict the same: the mean over clients, by protocol."""
-        clients = self.evaluated_clients(self.state.active)
-        answers = self.transport.trivial_baseline(clients)
-        return trivial_metrics([each for each in answers if not isinstance(each, Lost)], self.module.reported)
 
     def privacy_guarantee(self) -> PrivacyGuarantee | None:
         """Returns how much the rounds so far reveal about one client's data at most.

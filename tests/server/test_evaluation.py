@@ -70,7 +70,7 @@ def evaluator(method, population=None, module=None, **options):
     fabric = Fabric(accelerator="cpu", devices=1)
     worker = Worker(fabric, module, population, method, seed=11)
     transport = RankTransport(Ranks(fabric, worker.run_all, StopFlag()), worker)
-    return Evaluator(transport, method, population.population, population.protocols, module, seed=0)
+    return Evaluator(transport, method, population, module, Schedule(1, 4, 0), seed=0)
 
 
 def by_hand(model, indices):
@@ -320,7 +320,7 @@ def test_error_of_a_client_names_client_and_round():
 
 
 def test_only_chosen_clients_are_measured():
-    few = replace(evaluator(lcfed()), chosen=lambda active_N: [0, 1])
+    few = replace(evaluator(lcfed()), schedule=Schedule(1, 4, 0, most_clients=2))
     assert few(state(), ["cluster"], ["val"]).by_name["val/own_split/cluster/acc"].clients.tolist() == [0, 1]
 
 
