@@ -86,7 +86,7 @@ class Checkpoint(Callback):
     def _write(self, server: Server, state: FederationState, is_better: bool) -> None:
         server.table.sync()
         # Otherwise a killed run that resumes here would lack what TensorBoard still has in its queue.
-        server.tell_loggers("save", lambda each: each.save())
+        server.run_log.tell_loggers("save", lambda each: each.save())
         server.collect_callback_states()
         folder = server.run_dir / "checkpoints"
         try:

@@ -103,7 +103,7 @@ class LabelSimilarity(Callback):
         path = server.run_dir / "figures" / "label_similarity.png"
         figures.save(picture, path)
         name, step = "figures/label_similarity", state.round - 1
-        server.tell_loggers("log_image", lambda each: log_figure(each, name, picture, path, step))
+        server.run_log.tell_loggers("log_image", lambda each: log_figure(each, name, picture, path, step))
 
     def measures(self, model_nP: Tensor) -> dict[str, Tensor]:
         """Returns ``l2``, ``cosine`` and ``low_rank_cosine`` of every two models ``[n, n]``.

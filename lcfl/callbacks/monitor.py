@@ -220,7 +220,7 @@ class Monitor(Callback):
         figure.set_layout_engine("none")  # keeps the layout, because computing it again is most of the work
         if self._is_new:
             full = f"figures/{name}"
-            server.tell_loggers("log_image", lambda each: log_figure(each, full, figure, path, self._step))
+            server.run_log.tell_loggers("log_image", lambda each: log_figure(each, full, figure, path, self._step))
 
     def _histogram(self, server: Server, tag: str, values: NDArray[Any], borders: Any) -> None:
         values = values[np.isfinite(values)]  # a diverged client has none

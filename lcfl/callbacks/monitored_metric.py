@@ -98,7 +98,7 @@ class MonitoredMetric:
             if not isnan(score):
                 return score
             return None if isfinite(row.get(f"{self.name.rpartition('/')[0]}/loss", nan)) else -inf
-        if server.is_evaluated(row) and self.name not in server.table.columns:
+        if _is_complete(row, server) and self.name not in server.table.columns:
             self._check_row(row)
         return None
 
@@ -131,3 +131,8 @@ class MonitoredMetric:
             raise ValueError(
                 f"{self.owner}: there is no metric {self.name}; the metrics are {', '.join(sorted(known))}."
             )
+
+
+def _is_complete(row: Mapping[str, float], server: Server) -> bool:
+    """Returns whether a row has all metrics that rows have: its round was evaluated, or no training round is."""
+    return "time/eval_s" in row or (server.schedule.evaluate_every == 0 and server.state.round > 0)

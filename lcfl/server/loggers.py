@@ -27,10 +27,10 @@ def fit_logged(server: Server, is_new: bool) -> dict[str, float]:
     loggers = server.loggers
     try:
         if is_new:
-            server.tell_loggers("log_hyperparams", lambda each: _log_configuration(each, server))
+            server.run_log.tell_loggers("log_hyperparams", lambda each: _log_configuration(each, server))
         metrics = server.fit()
         if metrics:
-            server.tell_loggers("log_metrics", lambda each: _log_final(each, metrics, server))
+            server.run_log.tell_loggers("log_metrics", lambda each: _log_final(each, metrics, server))
     except BaseException as error:
         for logger in loggers:
             try:
@@ -38,7 +38,7 @@ def fit_logged(server: Server, is_new: bool) -> dict[str, float]:
             except Exception as another:  # of any kind, because the first error must be raised
                 error.add_note(f"{type(logger).__name__}.finalize: {another}")
         raise
-    server.tell_loggers("finalize", lambda each: _finalize(each, "success" if metrics else "failed"))
+    server.run_log.tell_loggers("finalize", lambda each: _finalize(each, "success" if metrics else "failed"))
     return metrics
 
 

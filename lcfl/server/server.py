@@ -5,8 +5,7 @@ Legend: N clients, K clusters, P + Q length of a model's flat vector.
 
 import itertools
 import time
-import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +38,7 @@ from lcfl.server.metrics import cluster_metrics, fault_metrics, training_metrics
 from lcfl.server.model_check import ModelCheck
 from lcfl.server.reception import Reception
 from lcfl.server.round_row import RoundRow
+from lcfl.server.run_log import RunLog
 from lcfl.server.schedule import Schedule
 
 __all__ = ["Server"]
@@ -87,10 +87,8 @@ class Server:
         self.callbacks, self.loggers = callbacks, loggers
         self.receive = Reception(method, module.layout, data.population, max_update_norm)
         self.evaluator = Evaluator(transport, method, data, module, schedule, seed)
-        self.table = MetricsTable(run_dir / "metrics.csv")
-        self.row = RoundRow()
-        self._failed_loggers: set[str] = set()
-        self._logging_s = 0.0  # of the round before, whose row was written before they were known
+        self.row, self.table = RoundRow(), MetricsTable(run_dir / "metrics.csv")
+        self.run_log = RunLog(self.row, self.table, loggers, state)
         self._unsaved = UnsavedMemory([])
         self._check_models = ModelCheck()
 
@@ -374,42 +372,10 @@ class Server:
         num_uploads = self.schedule.most_uploads(self.seed, remaining, self.state.round, full)
         return self.method.privacy_guarantee(num_uploads, self.data.num_initial_clients)
 
-    def is_evaluated(self, row: Mapping[str, float]) -> bool:
-        """Returns whether a round's row is as complete as any row.
-
-        It is if the round was evaluated, or if no training round is evaluated.
-        """
-        return "time/eval_s" in row or (self.schedule.evaluate_every == 0 and self.state.round > 0)
-
-    def tell_loggers(self, method: str, tell: Callable[[Logger], None]) -> None:
-        """Calls a method of every logger. If one fails, it warns once: the run has its own table, and goes on."""
-        for logger in self.loggers:
-            try:
-                tell(logger)
-            except Exception as error:  # of any kind, because a logger may need a network or a disk
-                name = f"{type(logger).__name__}.{method}"
-                if name not in self._failed_loggers:
-                    warnings.warn(
-                        f"{name} failed after {max(self.state.round, 0)} rounds ({type(error).__name__}: {error}). The "
-                        "run goes on, and later failures are not shown; metrics.csv has all rows.",
-                        stacklevel=2,
-                    )
-                self._failed_loggers.add(name)
-
     def finish_row(self, number: int, begin: float) -> None:
-        """Writes the row of round `number` and notifies the callbacks.
-
-        Rows of warm-up rounds go only to the table.
-        """
-        end = time.perf_counter()
-        self.row.update({"time/round_s": end - begin, "time/logging_s": self._logging_s})
-        row = self.row.take()
-        self.table.append(number, row)
-        if number >= 0:
-            self.tell_loggers("log_metrics", lambda each: each.log_metrics(row, step=number))
-        with self.row.written():
+        """Writes the row of round `number`, which began at `begin`, and notifies the callbacks."""
+        with self.run_log.finished_row(number, begin) as row:
             self.call("on_round_logged", row=row)
-        self._logging_s = time.perf_counter() - end
 
 
 def _unchanged(uploads: Sequence[Uplink], by: str) -> AbstractContextManager[None]:

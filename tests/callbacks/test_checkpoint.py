@@ -22,6 +22,8 @@ class Training:
         self.state = full_state(0)
         self.state.callbacks = {}
         self.identity, self.told = IDENTITY, []
+        self.schedule = SimpleNamespace(evaluate_every=1)
+        self.run_log = SimpleNamespace(tell_loggers=lambda method, tell: None)
         self.table = SimpleNamespace(columns=[MONITOR], column=lambda name: [0.5], sync=lambda: None)
         callback.forget()
         callback.on_fit_start(self)
@@ -32,12 +34,6 @@ class Training:
 
     def collect_callback_states(self):
         self.state.callbacks = {"Checkpoint": self.callback.state_dict()}
-
-    def is_evaluated(self, row):
-        return bool(row)
-
-    def tell_loggers(self, method, tell):
-        pass
 
     def call(self, hook, path):
         self.told.append((hook, path.name))

@@ -7,7 +7,7 @@ import pytest
 from lcfl.callbacks import EarlyStopping
 
 MONITOR = "val/own_split/personal/acc"
-SERVER = SimpleNamespace(is_evaluated=lambda row: MONITOR in row)
+SERVER = SimpleNamespace(schedule=SimpleNamespace(evaluate_every=1))
 
 
 def stopped_after(callback, scores, state=None):

@@ -202,7 +202,7 @@ def fake(tmp_path, num_clients=4, evaluate_every=1):
     loggers = [SimpleNamespace(experiment=writer), SimpleNamespace()]
     server = SimpleNamespace(
         loggers=loggers,
-        tell_loggers=lambda method, tell: [tell(each) for each in loggers],
+        run_log=SimpleNamespace(tell_loggers=lambda method, tell: [tell(each) for each in loggers]),
         run_dir=tmp_path,
         method=SimpleNamespace(is_clustered=True, exchange=SimpleNamespace(keeps_model=False)),
         schedule=SimpleNamespace(evaluate_every=evaluate_every),

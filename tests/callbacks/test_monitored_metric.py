@@ -26,7 +26,8 @@ NAMES = dict.fromkeys([ACC, f"{ACC}_worst10", "test/own_split/personal/acc"], Tr
 
 def server(evaluate_every=1, columns=(), is_done=True):
     return SimpleNamespace(
-        is_evaluated=lambda row: "time/eval_s" in row or evaluate_every == 0,
+        schedule=SimpleNamespace(evaluate_every=evaluate_every),
+        state=SimpleNamespace(round=1),
         table=SimpleNamespace(columns=["round", *columns], column=lambda name: [0.5] * (name in columns)),
         is_done=is_done,
     )

@@ -31,7 +31,7 @@ def slow(monkeypatch):
 
         return wait
 
-    for module in ("server", "round_row"):
+    for module in ("server", "round_row", "run_log"):
         monkeypatch.setattr(f"lcfl.server.{module}.time", SimpleNamespace(perf_counter=lambda: clock.now))
     return type("Slow", (Callback,), {name: hook(seconds) for name, seconds in TAKES.items()})()
 

@@ -189,7 +189,7 @@ def test_the_time_of_tuning_is_part_of_the_time_of_clustering(tmp_path, monkeypa
             clock.now += 7.0
             super().on_aggregated(server, state)
 
-    for module in ("server", "round_row"):
+    for module in ("server", "round_row", "run_log"):
         monkeypatch.setattr(f"lcfl.server.{module}.time", SimpleNamespace(perf_counter=lambda: clock.now))
     row = fit(blobs_module(), blobs(8), fedac(2, tuning=Slow()), tmp_path).rows[0]
     assert (row["time/cluster_s"], row["time/aggregate_s"], row["time/round_s"]) == (7.0, 0.0, 7.0)
