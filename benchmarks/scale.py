@@ -142,7 +142,7 @@ class Measured(Callback):
         sent, received = (now - before for now, before in zip(network_mb(), self._network, strict=True))
         self.crossed.append((sent, received))
         self.memory.append(state.clients.at_owners(memory_mb, range(state.num_clients)))
-        server.collect_callback_states()
+        server.remembered.collect(server.state)
         begin = time.perf_counter()
         path = checkpoint.write(server.run_dir / "checkpoints", state, server.identity)
         seconds = time.perf_counter() - begin

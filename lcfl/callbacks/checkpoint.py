@@ -87,7 +87,7 @@ class Checkpoint(Callback):
         server.table.sync()
         # Otherwise a killed run that resumes here would lack what TensorBoard still has in its queue.
         server.run_log.tell_loggers("save", lambda each: each.save())
-        server.collect_callback_states()
+        server.remembered.collect(state)
         folder = server.run_dir / "checkpoints"
         try:
             path = checkpoint.write(folder, state, server.identity)

@@ -17,9 +17,8 @@ from lightning.fabric import Fabric
 from lightning.fabric.loggers.logger import Logger
 
 from lcfl.core import rng
-from lcfl.core.callback import Callback, with_state_keys
+from lcfl.core.callback import Callback
 from lcfl.core.messages import Downlink, Uplink, unchanged
-from lcfl.core.schema import check_form
 from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.tasks import TrainingResult, TrainingTask
@@ -31,12 +30,12 @@ from lcfl.methods.method import Method
 from lcfl.models.layout import Layout
 from lcfl.models.module import FederatedModule
 from lcfl.runs.metrics_table import MetricsTable
-from lcfl.runs.unsaved import UnsavedMemory
 from lcfl.server.client_table import write_client_table
 from lcfl.server.evaluation import Evaluator
 from lcfl.server.metrics import cluster_metrics, fault_metrics, training_metrics
 from lcfl.server.model_check import ModelCheck
 from lcfl.server.reception import Reception
+from lcfl.server.remembered import Remembered
 from lcfl.server.round_row import RoundRow
 from lcfl.server.run_log import RunLog
 from lcfl.server.schedule import Schedule
@@ -89,7 +88,7 @@ class Server:
         self.evaluator = Evaluator(transport, method, data, module, schedule, seed)
         self.row, self.table = RoundRow(), MetricsTable(run_dir / "metrics.csv")
         self.run_log = RunLog(self.row, self.table, loggers, state)
-        self._unsaved = UnsavedMemory([])
+        self.remembered = Remembered(callbacks, method, module.layout, transport.module)
         self._check_models = ModelCheck()
 
     @property
@@ -143,10 +142,7 @@ class Server:
     def fit(self) -> dict[str, float]:
         """Runs the remaining rounds; returns the final metrics, or none if a signal stopped the run."""
         self.call("on_fit_start")
-        for callback in self.callbacks:
-            if type(callback).state_dict is Callback.state_dict:
-                callback.state_dict()  # refuses a name in `remembers` that has no attribute
-        self._unsaved = self._unsaved_memory()
+        self.remembered.begin()
         warmup_rounds = self.method.warmup_rounds(self.data.num_initial_clients)
         while self.state.round < 0 and not self.stop_signal:
             self.warmup_round(warmup_rounds[self.state.round])
@@ -239,11 +235,7 @@ class Server:
             self.call("on_round_end", uploads=uploads)
         with self.row.timed("aggregate"):
             if uploads:
-                read = exchange.before_aggregation(uploads, self.layout, self.seed, state.round)
-                name = type(self.method.aggregation).__name__
-                with rng.seeded(self.seed, "aggregation", state.round), _unchanged(read, name):
-                    self.method.aggregation(state, read, self.layout)
-                self._check_models(state, name)
+                self.aggregate(uploads)
         with self.row.timed("cluster"):  # tuning of the number of clusters
             self.call("on_aggregated", uploads=uploads)
             if self.method.is_clustered:
@@ -257,6 +249,14 @@ class Server:
         if self.schedule.evaluate_every and state.round % self.schedule.evaluate_every == 0:
             self.log_evaluation()
         self.finish_row(state.round - 1, begin)
+
+    def aggregate(self, uploads: Sequence[Uplink]) -> None:
+        """Sets the new models from the uploads of the round, as the exchange lets the aggregation read them."""
+        state, name = self.state, type(self.method.aggregation).__name__
+        read = self.method.exchange.before_aggregation(uploads, self.layout, self.seed, state.round)
+        with rng.seeded(self.seed, "aggregation", state.round), _unchanged(read, name):
+            self.method.aggregation(state, read, self.layout)
+        self._check_models(state, name)
 
     def _sent(self, exchange: Exchange, clients: Sequence[int], number: int = 0) -> dict[int, Downlink]:
         """Returns what each client is sent in a training round, or in its `number`-th extra round.
@@ -298,28 +298,6 @@ class Server:
         self.row.add("comm/up_bytes", received.up_bytes)
         self.row.update({"comm/total_bytes": float(self.state.total_bytes)})
         return received.results
-
-    def _unsaved_memory(self) -> UnsavedMemory:
-        method, module = self.method, self.transport.module
-        shaping = [each for each in self.callbacks if each.shapes_result]
-        parts = method.local_update, method.exchange, *method.exchange.transforms, method.aggregation
-        if module is None:
-            return UnsavedMemory([*parts, *shaping])
-        return UnsavedMemory([*parts, *shaping, module, module.loss], module.network)
-
-    def collect_callback_states(self) -> None:
-        """Stores the states of the clusterings and callbacks in the state of the federation.
-
-        Raises:
-            ValueError: if one remembers a value of another form than it says.
-        """
-        self._unsaved.warn()
-        sizes = {"N": self.state.num_clients, "S": self.layout.size, "P": self.layout.num_parameters}
-        self.state.callbacks = {}
-        for key, callback in with_state_keys(self.callbacks):
-            self.state.callbacks[key] = kept = callback.state_dict()
-            if type(callback).state_dict is Callback.state_dict:
-                check_form(key, kept, dict(callback.remembers), dict(sizes))
 
     def log_evaluation(self) -> None:
         """Evaluates the kinds of model that the schedule names and logs every summary."""

@@ -23,17 +23,18 @@ class Training:
         self.state.callbacks = {}
         self.identity, self.told = IDENTITY, []
         self.schedule = SimpleNamespace(evaluate_every=1)
+        self.remembered = SimpleNamespace(collect=self.collect)
         self.run_log = SimpleNamespace(tell_loggers=lambda method, tell: None)
         self.table = SimpleNamespace(columns=[MONITOR], column=lambda name: [0.5], sync=lambda: None)
         callback.forget()
         callback.on_fit_start(self)
 
+    def collect(self, state):
+        state.callbacks = {"Checkpoint": self.callback.state_dict()}
+
     @property
     def is_done(self):
         return self.state.round >= self.rounds
-
-    def collect_callback_states(self):
-        self.state.callbacks = {"Checkpoint": self.callback.state_dict()}
 
     def call(self, hook, path):
         self.told.append((hook, path.name))
