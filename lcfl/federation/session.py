@@ -1,29 +1,20 @@
 """Session of a `fit`, `validate` or `test`: every rank sets up, then leads (rank 0) or serves."""
 
 import functools
-import platform
-import shlex
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
-from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-import lightning
-import torch
-import yaml
 from lightning.fabric import Fabric
 from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 
-import lcfl
 from lcfl.core.callback import Callback
 from lcfl.core.clients import ClientState, ClientStore
-from lcfl.core.files import remove_leftovers, write_json, write_whole
+from lcfl.core.files import remove_leftovers
 from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.client_deadline import ClientDeadline
@@ -35,6 +26,7 @@ from lcfl.distributed.stop_flag import StopFlag
 from lcfl.distributed.transport import Transport
 from lcfl.distributed.worker import Worker
 from lcfl.engines import EngineName
+from lcfl.federation.run_files import write_description, write_summary
 from lcfl.federation.settings import Settings
 from lcfl.federation.trial import check_batches, check_targets
 from lcfl.methods.method import Method
@@ -161,10 +153,10 @@ class Session:
             checkpoint_lookup.drop_after(run.checkpoints, state.round)
             for name in ("summary.json", "clients.csv"):  # left by an earlier, shorter run
                 (run.path / name).unlink(missing_ok=True)
-            self._describe(server)
+            write_description(server, self.settings.save_config)
             metrics = fit_logged(server, is_new=self.resumed is None)
             if metrics:
-                write_json(run.path / "summary.json", self._summary(metrics, server), indent=2)
+                write_summary(server, metrics)
             return {"run": str(run.path), "metrics": metrics, "signal": server.stop_signal}
         finally:
             if run is not None:
@@ -327,41 +319,6 @@ class Session:
                 forget_from(logger, max(next_round, 0))
         return loggers
 
-    def _describe(self, server: Server) -> None:
-        """Writes ``partition.json`` and ``config.yaml``.
-
-        On the command line LightningCLI's callback writes ``config.yaml``; otherwise it holds a description.
-        """
-        self.data.write(server.run_dir / "partition.json")
-        for callback in self.settings.save_config:
-            callback.setup(trainer=_RunView(server.run_dir), pl_module=self.module, stage="fit")  # type: ignore[arg-type]
-        if not self.settings.save_config:
-            text = "# Describes Python objects; lcfl.load(run, model, method) needs these objects again.\n"
-            text += yaml.safe_dump({"described": server.identity})
-            write_whole(server.run_dir / "config.yaml", text.encode())
-
-    def _summary(self, metrics: dict[str, float], server: Server) -> dict[str, Any]:
-        measured = self.schedule.num_evaluated
-        return {
-            "metrics": {name: value if isfinite(value) else None for name, value in metrics.items()},
-            "reported": vars(self.module.reported),
-            "rounds": server.state.round,
-            "planned_rounds": int(self.schedule.rounds),
-            "evaluate_clients": None if measured == self.data.num_initial_clients else measured,  # None means all
-            "total_bytes": server.state.total_bytes,
-            "privacy": describe(server.privacy_guarantee()),
-            "identity": server.identity,
-            "ranks": server.fabric.world_size,
-            "versions": {
-                "lcfl": lcfl.__version__,
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "lightning": lightning.__version__,
-                "scikit-learn": version("scikit-learn"),
-            },
-            "command": shlex.join(sys.argv),
-        }
-
 
 def expected(module: FederatedModule, method: Method, num_clients: int, num_initial_clients: int) -> Expected:
     """Returns what a checkpoint of a run with these parts and numbers of clients must hold."""
@@ -388,17 +345,3 @@ def run_of(path: Path) -> Path:
     if not (run / "config.yaml").is_file():
         raise checkpoint.CheckpointError(f"{run} has no config.yaml, which every run directory holds.")
     return run
-
-
-class _RunView:
-    """The part of a Trainer that LightningCLI's SaveConfigCallback uses."""
-
-    is_global_zero = True
-
-    def __init__(self, path: Path) -> None:
-        self.log_dir = str(path)
-        self.strategy = self
-
-    def broadcast(self, value: Any, src: int = 0) -> Any:
-        """Returns `value`, because only the server writes and no other rank needs it."""
-        return value
