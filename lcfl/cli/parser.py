@@ -25,7 +25,7 @@ from lcfl.cli.shipped_configs import configurations
 from lcfl.cli.type_errors import is_union, without_types
 from lcfl.core.earlier_versions import RENAMED_CLASSES, current_path
 from lcfl.core.validation import check_values, signature_of
-from lcfl.data.datamodule import OF_NAMES
+from lcfl.data.membership import OF_NAMES
 from lcfl.federation.settings import in_place_of
 
 __all__ = ["Parser", "Seed", "check_given"]

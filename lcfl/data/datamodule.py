@@ -2,10 +2,9 @@
 
 import copy
 import inspect
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +19,7 @@ from lcfl.core.files import write_json
 from lcfl.core.validation import check_instance, check_values, errors_of
 from lcfl.data.datasets import FederatedDataset, RandomLike
 from lcfl.data.faults import Backdoor, ClientFault, find_faulty
+from lcfl.data.membership import Membership
 from lcfl.data.owners import TEST, Owners
 from lcfl.data.partition.base import ClientShares, Indices, Partition, Pool
 from lcfl.data.partition.uniform import IID
@@ -32,12 +32,8 @@ from lcfl.data.train_test_split import split_shares
 from lcfl.data.transforms import ClientTransform, groups_and_views
 from lcfl.data.views import View, ViewedSamples
 
-__all__ = ["OF_NAMES", "FederatedDataModule"]
+__all__ = ["FederatedDataModule"]
 
-OF_NAMES = (  # of messages about clients that must be given by their numbers
-    "The number of a client that has a name is its place, from 0, in the names of partition.json, which lcfl partition "
-    "--out writes."
-)
 MOST_CLIENTS = 10**7  # the server keeps numbers for each
 NUM_CLIENTS = 100  # of a partition that does not know its clients
 Protocol = Literal["own_split", "label_view", "label_proportional", "global", "global_plain"]
@@ -148,11 +144,7 @@ class FederatedDataModule(LightningDataModule):
     @property
     def newcomer_clients(self) -> tuple[int, ...]:
         """The clients that are kept out of the federation, in ascending order."""
-        number = self.newcomers
-        if not isinstance(number, Integral):
-            number = int(number * self.num_clients + 1e-9)
-        drawn = rng.generator(self.seed, "newcomers").choice(self.num_clients, number, replace=False)
-        return tuple(sorted(drawn.tolist()))
+        return self._membership.newcomer_clients
 
     @property
     def num_initial_clients(self) -> int:
@@ -161,10 +153,11 @@ class FederatedDataModule(LightningDataModule):
 
     def remaining_clients(self, number: int) -> Tensor:
         """Returns the mask ``[N]`` of the clients in round `number`: all without newcomers and those who left."""
-        remaining = torch.ones(self.num_clients, dtype=torch.bool)
-        remaining[list(self.newcomer_clients)] = False
-        remaining[[client for client, first in self.leavers.items() if first <= number]] = False
-        return remaining
+        return self._membership.in_round(number)
+
+    @property
+    def _membership(self) -> Membership:
+        return Membership(self.num_clients, self.newcomers, self.leavers, self.seed)
 
     def seen_by(self, client: int, protocol: str = "own_split") -> Samples:
         """Returns all samples as a client sees them under a test protocol.
@@ -348,7 +341,7 @@ class FederatedDataModule(LightningDataModule):
                 raise ValueError(f"data.{name} must be at least 1, got {value}")
         if self.num_clients > MOST_CLIENTS:
             raise ValueError(f"data.num_clients: got {self.num_clients}; at most {MOST_CLIENTS} are allowed.")
-        self._check_newcomers_and_leavers()
+        self._membership.check()
         for name, fraction in {"test_fraction": self.test_fraction, "val_fraction": self.val_fraction}.items():
             if not 0 <= fraction < 1:
                 raise ValueError(f"data.{name} must lie in [0, 1), got {fraction}")
@@ -361,31 +354,6 @@ class FederatedDataModule(LightningDataModule):
             )
         if "own_split" in self.protocols and self.test_fraction == 0:
             raise ValueError("data.test_fraction must be > 0 for the protocol own_split, got 0")
-
-    def _check_newcomers_and_leavers(self) -> None:
-        upper = self.num_clients if isinstance(self.newcomers, Integral) else 1.0
-        if not 0 <= self.newcomers < upper:
-            raise ValueError(
-                f"data.newcomers: got {self.newcomers} of {self.num_clients} clients; allowed are counts from 0 to "
-                f"{self.num_clients - 1} and fractions in [0, 1)."
-            )
-        newcomers = set(self.newcomer_clients)
-        if self.newcomers and not newcomers:
-            warnings.warn(
-                f"data.newcomers: got {self.newcomers}, which is none of {self.num_clients} clients, so it has no "
-                "effect.",
-                stacklevel=3,
-            )
-        for client, number in self.leavers.items():
-            are_numbers = isinstance(client, Integral) and isinstance(number, Integral)
-            if not are_numbers or not 0 <= client < self.num_clients or client in newcomers or number < 0:
-                raise ValueError(
-                    f"data.leavers: got client {client!r}, round {number!r}; allowed are client numbers from 0 to "
-                    f"{self.num_clients - 1}, except newcomers, and round numbers from 0."
-                    f"{f' {OF_NAMES}' if isinstance(client, str) else ''}"
-                )
-        if len(self.leavers) == self.num_initial_clients:
-            raise ValueError(f"data.leavers: all {len(self.leavers)} clients leave; at least one must stay.")
 
     def _loader(self, lists: list[Indices], is_train: bool = False, protocol: str = "own_split") -> DataLoader[Any]:
         seen = [self.seen_by(client, protocol) for client in range(self.num_clients)]

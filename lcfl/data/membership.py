@@ -1,0 +1,80 @@
+"""Which clients belong to a federation, and in which rounds.
+
+Legend: N clients.
+"""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Integral
+
+import torch
+from torch import Tensor
+
+from lcfl.core import rng
+
+__all__ = ["OF_NAMES", "Membership"]
+
+OF_NAMES = (  # of messages about clients that must be given by their numbers
+    "The number of a client that has a name is its place, from 0, in the names of partition.json, which lcfl partition "
+    "--out writes."
+)
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Newcomers are kept out of the federation, and leavers belong to it until a round.
+
+    Args:
+        num_clients: number of clients N, including newcomers.
+        newcomers: number or fraction of clients that are kept out, drawn from the stream (seed, "newcomers").
+        leavers: the first round without a client, by the number of the client.
+        seed: ``data.seed``.
+    """
+
+    num_clients: int
+    newcomers: int | float
+    leavers: Mapping[int, int]
+    seed: int
+
+    @property
+    def newcomer_clients(self) -> tuple[int, ...]:
+        """The newcomers, in ascending order."""
+        number = self.newcomers
+        if not isinstance(number, Integral):
+            number = int(number * self.num_clients + 1e-9)
+        drawn = rng.generator(self.seed, "newcomers").choice(self.num_clients, number, replace=False)
+        return tuple(sorted(drawn.tolist()))
+
+    def in_round(self, number: int) -> Tensor:
+        """Returns the mask ``[N]`` of the clients in round `number`: all without newcomers and those who left."""
+        remaining = torch.ones(self.num_clients, dtype=torch.bool)
+        remaining[list(self.newcomer_clients)] = False
+        remaining[[client for client, first in self.leavers.items() if first <= number]] = False
+        return remaining
+
+    def check(self) -> None:
+        """Raises a ValueError for newcomers and leavers that are not allowed; warns if there are no newcomers."""
+        upper = self.num_clients if isinstance(self.newcomers, Integral) else 1.0
+        if not 0 <= self.newcomers < upper:
+            raise ValueError(
+                f"data.newcomers: got {self.newcomers} of {self.num_clients} clients; allowed are counts from 0 to "
+                f"{self.num_clients - 1} and fractions in [0, 1)."
+            )
+        newcomers = set(self.newcomer_clients)
+        if self.newcomers and not newcomers:
+            warnings.warn(
+                f"data.newcomers: got {self.newcomers}, which is none of {self.num_clients} clients, so it has no "
+                "effect.",
+                stacklevel=3,
+            )
+        for client, number in self.leavers.items():
+            are_numbers = isinstance(client, Integral) and isinstance(number, Integral)
+            if not are_numbers or not 0 <= client < self.num_clients or client in newcomers or number < 0:
+                raise ValueError(
+                    f"data.leavers: got client {client!r}, round {number!r}; allowed are client numbers from 0 to "
+                    f"{self.num_clients - 1}, except newcomers, and round numbers from 0."
+                    f"{f' {OF_NAMES}' if isinstance(client, str) else ''}"
+                )
+        if len(self.leavers) == self.num_clients - len(newcomers):
+            raise ValueError(f"data.leavers: all {len(self.leavers)} clients leave; at least one must stay.")
