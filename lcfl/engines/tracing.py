@@ -1,6 +1,5 @@
-"""Tracing of a network's forward pass into a list of the operations that the kernels know."""
+"""Translation of a network's forward pass into a list of the operations that the kernels know."""
 
-import copy
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,19 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from lcfl.engines.forward_graph import Unsupported, forward_graph, is_size
 from lcfl.engines.kernels import KIND, Op, Value
 from lcfl.models.frozen import persistent_buffers
-from lcfl.models.hooks import has_hooks, has_parameter_hooks
 from lcfl.models.layout import Layout
 
 __all__ = ["Program", "Unsupported", "trace"]
 
 Shape = tuple[int, int, int]  # channels, height, width
 NOTHING = dict.fromkeys(("other", "mean", "var", "tracked"), -1)
-
-
-class Unsupported(ValueError):
-    """Raised for a network that the kernels cannot run; the message names the part."""
 
 
 @dataclass(frozen=True)
@@ -78,19 +73,24 @@ class _Tracer:
         self.parameters = _offsets(parameters[name] for name, _ in self.layout.parameters)
         self.buffers = _offsets(buffers.values())
 
-    def run(self, shape: Sequence[int]) -> Program:
-        """Returns the program of the network for inputs of this shape, which does not include the batch."""
+    def run(self, graph: fx.Graph, shape: Sequence[int]) -> Program:
+        """Returns the program of the network for inputs of this shape, which does not include the batch.
+
+        Args:
+            graph: the graph of the network's forward pass.
+            shape: the shape of one input.
+        """
         self.values.append(_value(shape))
         place_of: dict[fx.Node, _Place] = {}
         last: _Place | None = None
-        for node in _graph(self.network).nodes:
+        for node in graph.nodes:
             if node.op == "placeholder":
                 if place_of:
                     raise Unsupported("its forward pass takes more than one input")
                 place_of[node] = _Place(0, len(shape) == 1)
             elif node.op == "output":
                 last = place_of.get(node.args[0])
-            elif not _is_size(node):
+            elif not is_size(node):
                 place_of[node] = self.visit(node, [place_of[each] for each in node.all_input_nodes if each in place_of])
         if last is None or not last.is_flat or last.number == 0:
             raise Unsupported("its output is not one tensor of class scores")
@@ -309,57 +309,13 @@ def trace(network: nn.Module, shape: Sequence[int], layout: Layout | None = None
         raise Unsupported(f"its inputs have the shape {tuple(shape)}; only [C, H, W] and [D] are supported")
     if frozen := [name for name, each in network.named_parameters() if not each.requires_grad]:
         raise Unsupported(f"its parameter {frozen[0]} is frozen")
-    for name, each in network.named_modules():
-        if has_hooks(each):
-            raise Unsupported(f"its {type(each).__name__} {name} has hooks" if name else "it has hooks")
-    if any(has_parameter_hooks(each) for each in network.parameters()):
-        raise Unsupported("its parameters have hooks")
-    return _Tracer(network, layout or Layout.from_network(network, None)).run(shape)
-
-
-def _graph(network: nn.Module) -> fx.Graph:
-    """Returns the graph of a copy's forward pass, which must be the same in training and in evaluation."""
-    try:
-        copied = copy.deepcopy(network)
-        graphs = []
-        for training in (False, True):
-            copied.train(training)
-            if any(each.training != training for each in copied.modules()):
-                raise Unsupported("its train() leaves a layer in another mode")
-            with torch.enable_grad(), torch.autocast("cpu", enabled=False):
-                graphs.append(_Recorder().trace(copied))
-    except Unsupported:
-        raise
-    except Exception as error:  # a network's code may raise anything when it meets a placeholder
-        raise Unsupported(f"its forward pass cannot be traced ({type(error).__name__}: {error})") from None
-    if str(graphs[0]) != str(graphs[1]):
-        raise Unsupported("its forward pass differs between training and evaluation")
-    return graphs[0]
-
-
-class _Recorder(fx.Tracer):
-    """Records a forward pass and refuses what computes in a mode that the graph does not show."""
-
-    def create_node(self, *args: Any, **options: Any) -> fx.Node:
-        if not torch.is_grad_enabled():
-            raise Unsupported("its forward pass computes a part without gradients")
-        if torch.is_autocast_enabled("cpu"):
-            raise Unsupported("its forward pass chooses a precision with torch.autocast")
-        return super().create_node(*args, **options)
+    graph = forward_graph(network)
+    return _Tracer(network, layout or Layout.from_network(network, None)).run(graph, shape)
 
 
 def _hides_pixels(at: _Place, value: Value) -> bool:
     """Returns whether an image was flattened. Its pixels are features then and no longer belong to a channel."""
     return at.is_flat and value.height * value.width > 1
-
-
-def _is_size(node: fx.Node) -> bool:
-    """Returns whether a node is ``x.size(0)``, ``x.shape`` or ``x.shape[0]``, as in ``x.view(x.size(0), -1)``."""
-    if node.op == "call_function" and node.target is operator.getitem:
-        return isinstance(node.args[0], fx.Node) and _is_size(node.args[0])
-    if node.op == "call_function" and node.target is getattr:
-        return bool(node.args[1] == "shape")
-    return node.op == "call_method" and node.target == "size"
 
 
 def _pool(kind: type[nn.Module], node: fx.Node) -> nn.Module:

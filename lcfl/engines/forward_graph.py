@@ -1,0 +1,65 @@
+"""The graph of a network's forward pass. Networks that do more than a graph shows are refused."""
+
+import copy
+import operator
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from lcfl.models.hooks import has_hooks, has_parameter_hooks
+
+__all__ = ["Unsupported", "forward_graph", "is_size"]
+
+
+class Unsupported(ValueError):
+    """Raised for a network that the kernels cannot run; the message names the part."""
+
+
+def forward_graph(network: nn.Module) -> fx.Graph:
+    """Returns the graph of a copy's forward pass, which must be the same in training and in evaluation.
+
+    Raises:
+        Unsupported: if the forward pass cannot be traced, or if the graph would not show all that it does.
+    """
+    for name, each in network.named_modules():
+        if has_hooks(each):
+            raise Unsupported(f"its {type(each).__name__} {name} has hooks" if name else "it has hooks")
+    if any(has_parameter_hooks(each) for each in network.parameters()):
+        raise Unsupported("its parameters have hooks")
+    try:
+        copied = copy.deepcopy(network)
+        graphs = []
+        for training in (False, True):
+            copied.train(training)
+            if any(each.training != training for each in copied.modules()):
+                raise Unsupported("its train() leaves a layer in another mode")
+            with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+                graphs.append(_Recorder().trace(copied))
+    except Unsupported:
+        raise
+    except Exception as error:  # a network's code may raise anything when it meets a placeholder
+        raise Unsupported(f"its forward pass cannot be traced ({type(error).__name__}: {error})") from None
+    if str(graphs[0]) != str(graphs[1]):
+        raise Unsupported("its forward pass differs between training and evaluation")
+    return graphs[0]
+
+
+class _Recorder(fx.Tracer):
+    """Records a forward pass and refuses what computes in a mode that the graph does not show."""
+
+    def create_node(self, *args: Any, **options: Any) -> fx.Node:
+        if not torch.is_grad_enabled():
+            raise Unsupported("its forward pass computes a part without gradients")
+        if torch.is_autocast_enabled("cpu"):
+            raise Unsupported("its forward pass chooses a precision with torch.autocast")
+        return super().create_node(*args, **options)
+
+
+def is_size(node: fx.Node) -> bool:
+    """Returns whether a node is ``x.size(0)``, ``x.shape`` or ``x.shape[0]``, as in ``x.view(x.size(0), -1)``."""
+    if node.op == "call_function" and node.target is operator.getitem:
+        return isinstance(node.args[0], fx.Node) and is_size(node.args[0])
+    if node.op == "call_function" and node.target is getattr:
+        return bool(node.args[1] == "shape")
+    return node.op == "call_method" and node.target == "size"
