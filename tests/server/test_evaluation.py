@@ -9,7 +9,6 @@ import torch
 from lightning.fabric import Fabric
 from torchmetrics import Metric
 
-from lcfl.callbacks import EarlyStopping
 from lcfl.core.clients import ClientState
 from lcfl.data.views import Relabelling, View
 from lcfl.distributed.client_output import ClientError
@@ -17,26 +16,12 @@ from lcfl.distributed.rank_transport import RankTransport
 from lcfl.distributed.ranks import Ranks
 from lcfl.distributed.stop_flag import StopFlag
 from lcfl.distributed.worker import ScoringTask, Worker
-from lcfl.federation.federation import Federation
 from lcfl.methods.local import LocalTraining
 from lcfl.methods.local.training import LocalData
 from lcfl.models.module import FederatedModule
 from lcfl.server.evaluation import Evaluator, evaluated_metrics
 from lcfl.server.schedule import Schedule
-from tests.helpers.bits import assert_same_state
-from tests.helpers.builders import (
-    alone,
-    blobs,
-    blobs_module,
-    dealt,
-    engine,
-    fedavg,
-    fit,
-    lcfed,
-    linear_module,
-    state_of,
-    two_sided,
-)
+from tests.helpers.builders import alone, dealt, engine, fedavg, lcfed, linear_module, state_of, two_sided
 
 INPUTS, TARGETS, TRAIN, TEST = two_sided(num_clients=4, size=10, seed=3)
 VAL = [share[-2:] for share in TRAIN]
@@ -237,58 +222,6 @@ def test_many_models_are_measured_in_parts(monkeypatch):
     parts = by_parts(state(), ["personal", "after_local"])
     assert whole.summary() == parts.summary()
     assert held == [3, 1, 3, 1, 3, 1][: len(held)] and len(held) == 6  # personal; local runs and measurements
-
-
-@pytest.mark.parametrize(
-    ("during", "final", "in_a_round", "at_the_end"),
-    [
-        ([], None, "personal cluster", "personal cluster global after_local"),
-        ([], [], "personal cluster", "personal cluster"),
-        ([], ["after_local", "personal"], "personal cluster", "personal cluster after_local"),
-        (["after_local"], [], "personal cluster after_local", "personal cluster after_local"),
-        (["after_local"], ["global"], "personal cluster after_local", "personal cluster global after_local"),
-        (None, [], "personal cluster global after_local", "personal cluster global after_local"),
-    ],
-)
-def test_options_select_the_kinds_measured_in_a_round_and_at_the_end(tmp_path, during, final, in_a_round, at_the_end):
-    schedule = Schedule(1, 4, 1, final_models=final, evaluate_models=during)
-    exchange = lcfed().exchange
-    assert schedule.evaluated_kinds(exchange) == in_a_round.split()
-    assert schedule.evaluated_kinds(exchange, is_final=True) == at_the_end.split()
-    watch = fit(
-        blobs_module(), blobs(), lcfed(2), tmp_path, 2, 4, evaluate_every=2, evaluate_models=during, final_models=final
-    )
-    for metrics, kinds in ((watch.rows[1], in_a_round), (watch.metrics, f"{at_the_end} trivial")):
-        assert {name.split("/")[2] for name in metrics if name.startswith("test/")} == set(kinds.split())
-
-
-def test_evaluating_adapted_models_during_a_run_changes_nothing_else(tmp_path):
-    watches = [
-        fit(blobs_module(), blobs(val_fraction=0.2), lcfed(2), tmp_path, 3, 4, evaluate_every=1, evaluate_models=kinds)
-        for kinds in ([], ["after_local"])
-    ]
-    plain, adapted = ([{k: v for k, v in row.items() if "time/" not in k} for row in each.rows] for each in watches)
-    assert_same_state(watches[0].state, watches[1].state)
-    for row, more in zip(plain, adapted, strict=True):
-        assert row.items() <= more.items() and "val/own_split/after_local/acc" in more
-
-
-def test_a_callback_can_wait_for_a_metric_of_adapted_models(tmp_path):
-    stopping = EarlyStopping("val/own_split/after_local/acc", patience=1)
-    options = {"rounds": 6, "evaluate_every": 1, "callbacks": [stopping]}
-    data = blobs(val_fraction=0.2)
-    with pytest.raises(ValueError, match=r"no metric val/own_split/after_local/acc; the metrics are"):
-        fit(blobs_module(), data, fedavg(), tmp_path, **options)
-    watch = fit(blobs_module(), data, fedavg(), tmp_path, evaluate_models=["after_local"], **options)
-    assert len(watch.rows) < 6, "the accuracy of adapted models is 1 long before the last round"
-
-
-@pytest.mark.parametrize("option", ["evaluate_models", "final_models"])
-def test_unknown_kind_of_model_is_refused(option):
-    with pytest.raises(
-        ValueError, match=rf"trainer.{option}: got 'locals'; allowed are personal, cluster, global and aft"
-    ):
-        Federation(**{option: ["locals"]})
 
 
 def test_long_sets_are_scored_in_batches(monkeypatch):
