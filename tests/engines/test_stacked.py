@@ -15,23 +15,10 @@ from torch import nn
 from lcfl.data.augmentation import CropAndFlip
 from lcfl.data.spec import SampleSpec
 from lcfl.engines.stacked import _bytes_for_clients, check_stacked
-from lcfl.engines.tracing import Unsupported
-from lcfl.models import CNN, MLP, SplitNetwork
+from lcfl.models import CNN, MLP
 from lcfl.models.module import FederatedModule
 from lcfl.models.pulls import NO_PULLS, Pulls
-from tests.engines.networks import (
-    NETWORKS,
-    SHAPE,
-    Counting,
-    CountingApart,
-    CountingInPython,
-    Frozen,
-    Inner,
-    Normal,
-    Plain,
-    Replacing,
-    Watching,
-)
+from tests.engines.networks import NETWORKS, SHAPE, Counting, Frozen, Inner, Normal, Plain, Replacing, Watching
 from tests.engines.pairs import (
     SIZES,
     TOLERANCE,
@@ -48,7 +35,6 @@ from tests.engines.pairs import (
     stacked_pair,
     train,
 )
-from tests.helpers.builders import without_gradients
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -346,57 +332,6 @@ def test_buffers_logged_values_and_parameters_that_are_not_trained(kind, network
     pair = stacked_pair(network, (7,), optimizer, kind)
     assert (pair[1].batches.ignored is not None) == ignores_padding
     assert_same_training(pair)
-
-
-class Deciding(FederatedModule):
-    def training_step(self, batch, batch_idx=0):
-        loss = super().training_step(batch, batch_idx)
-        return loss if loss > 0 else -loss
-
-
-class OwnOptimizer(FederatedModule):
-    def configure_optimizers(self):
-        return super().configure_optimizers()
-
-
-def after(layer):
-    """Returns a function that makes a network with this layer first."""
-    return lambda: SplitNetwork(nn.Sequential(layer(), nn.Flatten()), nn.Linear(3 * 11 * 9, 4))
-
-
-class HookedBackward(Plain):
-    def __init__(self):
-        super().__init__()
-        self.embedding.register_full_backward_hook(lambda *args: None)
-
-
-@pytest.mark.parametrize(
-    ("made", "precision", "why"),
-    [
-        (partial(FederatedModule, after(partial(nn.Dropout, 0.5))), "32-true", "draws random numbers, as dropout does"),
-        (
-            partial(FederatedModule, after(partial(nn.BatchNorm2d, 3, track_running_stats=False))),
-            "32-true",
-            "in evaluation",
-        ),
-        (partial(FederatedModule, Normal), "bf16-mixed", r"torch\.vmap cannot map it"),
-        (partial(FederatedModule, Plain), "16-mixed", "a loss scale for every client"),
-        (partial(FederatedModule, Plain, torch.optim.LBFGS), "32-true", "the optimizer is LBFGS, not one that"),
-        (partial(OwnOptimizer, Plain), "32-true", "OwnOptimizer defines its own configure_optimizers"),
-        (partial(FederatedModule, Plain, without_gradients), "32-true", "the optimizer has hooks or a step of its own"),
-        (partial(FederatedModule, HookedBackward), "32-true", "the network has hooks for its backward pass"),
-        (partial(Deciding, Plain), "32-true", r"torch\.vmap cannot map it over clients \(RuntimeError: .*control"),
-    ],
-)
-def test_refuses_modules_that_stacking_would_change(made, precision, why):
-    with pytest.raises(Unsupported, match=why):
-        check_stacked(made(), SampleSpec(SHAPE), precision)
-
-
-@pytest.mark.parametrize("network", [CountingApart, CountingInPython])
-def test_refuses_networks_whose_state_clients_would_share(network):
-    with pytest.raises(Unsupported, match="its step changes steps, of which all clients would share one"):
-        check_stacked(FederatedModule(network), SampleSpec((7,)))
 
 
 def test_a_run_without_a_batch_is_refused_and_the_others_go_on():
