@@ -2,10 +2,14 @@
 
 from functools import partial
 
+import numpy as np
+import torch
+
 from lcfl.core.callback import Callback
 from lcfl.federation.federation import Federation
 from lcfl.federation.settings import Settings
 from lcfl.fleet import server
+from lcfl.fleet.link import Undelivered
 from lcfl.fleet.node import Node, NodeSettings
 from lcfl.fleet.post import Patience
 from lcfl.fleet.server import FleetOptions
@@ -17,7 +21,9 @@ BOTH = {"seed": 3, "accelerator": "cpu", "engine": "sequential", "logger": False
 OPTIONS = {"rounds": 4, "clients_per_round": 4, "evaluate_every": 2, "final_models": None, "devices": 1, **BOTH}
 FIRST = 1000  # the number of the first node
 SOME = Patience(deadline=0.2, min_answers=0.25)
+AWAY = Undelivered("the node is away")
 EVERYBODY = Patience(deadline=60, min_answers=1.0)
+SERVER = ("global_model", "centres", "assignment", "participated", "active", "codes", "projection", "round")
 
 
 def module():
@@ -76,3 +82,36 @@ class Stop(Callback):
     def on_checkpoint(self, state):
         if state.round == self.rounds:
             raise RuntimeError("stop")
+
+
+def assert_same_state(one, other):
+    for name in SERVER:
+        a, b = getattr(one, name), getattr(other, name)
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, name
+
+
+def assert_same_server(one, other):
+    """Asserts that the servers of two runs know the same, and that all rows and final metrics are equal."""
+    assert_same_state(one.state, other.state)
+    assert one.state.total_bytes == other.state.total_bytes
+    assert_same_rows(one, other)
+
+
+def assert_same_rows(one, other):
+    for a, b in zip(one.rows, other.rows, strict=True):
+        assert_same_numbers(timeless(a), timeless(b))
+    assert_same_numbers(one.metrics, other.metrics)
+
+
+def timeless(row):
+    """Returns a row without seconds, and without the index that needs the true groups, which no fleet knows."""
+    return {name: value for name, value in row.items() if not name.startswith("time/") and name != "cluster/ari"}
+
+
+def assert_same_numbers(one, other):
+    assert one.keys() == other.keys()
+    assert not [name for name in one if not np.array_equal(one[name], other[name], equal_nan=True)]
+
+
+def dropped(watch):
+    return [row.get("train/dropped_clients", 0) for row in watch.rows]
