@@ -1,4 +1,4 @@
-"""Tests that rooms import only rooms below them, and that `lcfl --help` does not import torch.
+"""Tests that rooms import only rooms below them, that files are short, and that `lcfl --help` does not import torch.
 
 The contracts stand in pyproject.toml. Imports that only a type checker follows count, too.
 """
@@ -20,6 +20,7 @@ from lcfl.cli.parser import Parser
 
 ROOT = Path(lcfl.__file__).parent
 PROJECT = ROOT.parent / "pyproject.toml"
+MOST_LINES = 400  # of a file, see CONTRIBUTING.md
 
 
 def lint(config):
@@ -49,6 +50,15 @@ def test_every_room_has_a_floor_and_is_in_the_picture():
     assert rooms == {f"lcfl.{path.parent.name}" for path in ROOT.glob("*/__init__.py")} | {"lcfl.__main__"}
     picture = (ROOT.parent / "docs/rooms.svg").read_text()
     assert not [room for room in rooms - {"lcfl.__main__"} if f">{room}<" not in picture]
+
+
+def test_no_file_is_too_long_to_read():
+    files = [
+        path for folder in ("lcfl", "tests", "benchmarks", "examples") for path in (ROOT.parent / folder).rglob("*.py")
+    ]
+    lengths = {str(path.relative_to(ROOT.parent)): len(path.read_text("utf-8").splitlines()) for path in sorted(files)}
+    long = {name: length for name, length in lengths.items() if length > MOST_LINES}
+    assert lengths and not long, f"split by subject what has more than {MOST_LINES} lines: {long}"
 
 
 def test_the_package_imports_none_of_its_modules_at_run_time():
