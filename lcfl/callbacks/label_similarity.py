@@ -76,7 +76,7 @@ class LabelSimilarity(Callback):
     def on_fit_end(self, server: Server, state: FederationState, metrics: dict[str, float]) -> None:
         """Fine-tunes, compares and writes; does nothing if a signal ended the run."""
         label_counts = server.data.population.label_counts
-        if not metrics or label_counts is None:
+        if server.is_interrupted or label_counts is None:
             return
         active = torch.nonzero(state.active).flatten().numpy()
         clients = active[figures.shown(len(active))]

@@ -17,7 +17,7 @@ from lcfl.core.state import FederationState
 from lcfl.data.population import Population
 from lcfl.methods.clustering.similarity import cosine
 from lcfl.methods.clustering.tuning import StoredModelGeometry, granularity
-from lcfl.server.loggers import log_figure, writer_of
+from lcfl.server.loggers import log_figure, log_histogram
 from lcfl.server.metrics import Evaluation
 from lcfl.server.server import Server
 
@@ -42,7 +42,6 @@ class Monitor(Callback):
 
     At each evaluation it writes ``<stage>/<protocol>/<model>/acc_clients``, the histogram of the clients' accuracies,
     or of another metric that ``model.report`` names.
-    If the method clusters, it also writes ``cluster/members``, the histogram of the cluster numbers.
 
     At every `figure_every`-th evaluation and at the end it draws these figures:
 
@@ -129,7 +128,7 @@ class Monitor(Callback):
         """Draws the last figures; those of accuracies only if the run is complete."""
         self._begin_step(state.round - 1)
         self._draw(server, state)
-        if metrics:
+        if not server.is_interrupted:
             self._draw_accuracies(server)
 
     def state_dict(self) -> dict[str, Any]:
@@ -226,9 +225,10 @@ class Monitor(Callback):
         values = values[np.isfinite(values)]  # a diverged client has none
         if tag not in self._written and len(values):
             self._written.add(tag)
-            for logger in server.loggers if self._is_new else ():
-                if hasattr(writer := writer_of(logger), "add_histogram"):
-                    writer.add_histogram(tag, values, self._step, bins=borders)
+            if self._is_new:
+                server.run_log.tell_loggers(
+                    "add_histogram", lambda each: log_histogram(each, tag, values, borders, self._step)
+                )
 
     @property
     def _is_new(self) -> bool:

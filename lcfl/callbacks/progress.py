@@ -111,7 +111,7 @@ class Progress(Callback):
             self._live.stop()
             self._live = None
         console = make_console()
-        if not metrics:
+        if server.is_interrupted:
             say(console, stopped(server))
             return
         for table in evaluation_tables(metrics, "test", server.module.reported):

@@ -28,7 +28,7 @@ from lcfl.core.validation import check_values, signature_of
 from lcfl.data.membership import OF_NAMES
 from lcfl.federation.settings import in_place_of
 
-__all__ = ["Parser", "Seed", "check_given"]
+__all__ = ["Parser", "Seed", "check_given", "explained"]
 
 # Defined here and not where it is used, because a spawned rank unpickles the parser and must find the type.
 Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)], docstring="An integer from 0 to 2**32 - 1")

@@ -155,7 +155,7 @@ class Session:
                 (run.path / name).unlink(missing_ok=True)
             write_description(server, self.settings.save_config)
             metrics = fit_logged(server, is_new=self.resumed is None)
-            if metrics:
+            if not server.is_interrupted:
                 write_summary(server, metrics)
             return {"run": str(run.path), "metrics": metrics, "signal": server.stop_signal}
         finally:

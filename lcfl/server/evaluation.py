@@ -58,6 +58,12 @@ class Evaluator:
         evaluation = Evaluation.of(self.module)
         own = {i: tuple(name for name in sets if len(sets[name][i])) for i in self._clients(state)}
         clients = [i for i, names in own.items() if names]
+        if not clients:
+            warnings.warn(
+                f"nothing is measured: none of the evaluated clients has samples of {' or '.join(stages)}. See "
+                "data.test_fraction, data.val_fraction and trainer.evaluate_clients.",
+                stacklevel=4,
+            )
         kinds = list(kinds)
         tasks = (task for kind in kinds for task in self._tasks(state, kind, {i: own[i] for i in clients}))
         with rng.isolated():  # `_tasks` seeds the global generators

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.fabric.loggers.logger import Logger
 from lightning.fabric.loggers.tensorboard import TensorBoardLogger
+from numpy.typing import NDArray
 
 from lcfl.runs.identity import describe
 from lcfl.server.server import Server
@@ -16,7 +17,7 @@ from lcfl.server.server import Server
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["fit_logged", "forget_from", "log_figure", "writer_of"]
+__all__ = ["fit_logged", "forget_from", "log_figure", "log_histogram"]
 
 
 def fit_logged(server: Server, is_new: bool) -> dict[str, float]:
@@ -29,7 +30,7 @@ def fit_logged(server: Server, is_new: bool) -> dict[str, float]:
         if is_new:
             server.run_log.tell_loggers("log_hyperparams", lambda each: _log_configuration(each, server))
         metrics = server.fit()
-        if metrics:
+        if not server.is_interrupted:
             server.run_log.tell_loggers("log_metrics", lambda each: _log_final(each, metrics, server))
     except BaseException as error:
         for logger in loggers:
@@ -38,7 +39,8 @@ def fit_logged(server: Server, is_new: bool) -> dict[str, float]:
             except Exception as another:  # of any kind, because the first error must be raised
                 error.add_note(f"{type(logger).__name__}.finalize: {another}")
         raise
-    server.run_log.tell_loggers("finalize", lambda each: _finalize(each, "success" if metrics else "failed"))
+    status: Literal["success", "failed"] = "failed" if server.is_interrupted else "success"
+    server.run_log.tell_loggers("finalize", lambda each: _finalize(each, status))
     return metrics
 
 
@@ -54,7 +56,7 @@ def log_figure(logger: Any, name: str, figure: "Figure", path: Path, step: int) 
         path: the file of the figure, which is what MLflow gets. MLflow keeps no steps of it, only the newest file.
         step: the round that the figure shows.
     """
-    writer = writer_of(logger)
+    writer = _writer_of(logger)
     if hasattr(logger, "log_image"):
         logger.log_image(name, [figure], step)
     elif isinstance(logger, TensorBoardLogger) and path.suffix == ".png":
@@ -63,6 +65,12 @@ def log_figure(logger: Any, name: str, figure: "Figure", path: Path, step: int) 
         writer.add_figure(name, figure, step, close=False)  # there is no pyplot window to close
     elif hasattr(writer, "log_artifact") and hasattr(logger, "run_id"):
         writer.log_artifact(logger.run_id, str(path), Path(name).parent.as_posix())
+
+
+def log_histogram(logger: Logger, name: str, values: NDArray[Any], borders: Any, step: int) -> None:
+    """Hands values to a logger that draws histograms, such as TensorBoard. Another logger gets nothing."""
+    if hasattr(writer := _writer_of(logger), "add_histogram"):
+        writer.add_histogram(name, values, step, bins=borders)
 
 
 def _add_png(writer: Any, name: str, png: bytes, step: int) -> None:
@@ -74,7 +82,7 @@ def _add_png(writer: Any, name: str, png: bytes, step: int) -> None:
     writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=name, image=image)]), step)
 
 
-def writer_of(logger: Logger) -> Any:
+def _writer_of(logger: Logger) -> Any:
     """Returns the object of the logger's own library that writes, or None."""
     return getattr(logger, "experiment", None)
 
@@ -96,7 +104,7 @@ def _log_configuration(logger: Any, server: Server) -> None:
     """Logs the configuration as hyperparameters, and ``config.yaml`` if the logger takes text or files."""
     with suppress(NotImplementedError):  # Fabric's CSVLogger has the method but does not support it
         logger.log_hyperparams(_readable(server))
-    writer, path = writer_of(logger), server.run_dir / "config.yaml"
+    writer, path = _writer_of(logger), server.run_dir / "config.yaml"
     if hasattr(writer, "add_text"):  # TensorBoard, which reads it as markdown
         writer.add_text("config", f"```yaml\n{path.read_text('utf-8')}\n```", 0)
     elif hasattr(writer, "log_artifact") and hasattr(logger, "run_id"):
@@ -153,6 +161,6 @@ def _finalize(logger: Logger, status: Literal["success", "failed"]) -> None:
     """
     logger.finalize(status)
     if multiprocessing.parent_process() is not None:
-        writer = writer_of(logger)
+        writer = _writer_of(logger)
         if hasattr(writer, "finish"):
             writer.finish(exit_code=int(status == "failed"))

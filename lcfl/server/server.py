@@ -106,6 +106,11 @@ class Server:
         """Whether the last round of the run is complete."""
         return self.state.round >= self.schedule.rounds or self.state.should_stop
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a signal ends the run before its last round. Such a run has no final metrics."""
+        return bool(self.stop_signal) and not self.is_done
+
     def initial_model(self, number: int) -> torch.Tensor:
         """Returns the initial model ``[P + Q]`` with this number, drawn from a separate random stream.
 
@@ -148,7 +153,7 @@ class Server:
             self.warmup_round(warmup_rounds[self.state.round])
         while not self.is_done and not self.stop_signal:
             self.round()
-        metrics = {} if self.stop_signal and not self.is_done else self.final_metrics()
+        metrics = {} if self.is_interrupted else self.final_metrics()
         with self.row.written():
             self.call("on_fit_end", metrics=metrics)
         return metrics

@@ -13,6 +13,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from lcfl import Callback, Federation
 from lcfl.callbacks import Checkpoint, LabelSimilarity
+from lcfl.data.datasets import Synthetic
+from lcfl.data.partition import IID
 from tests.helpers.builders import blobs, blobs_module, fedavg
 from tests.helpers.fits import scalars
 
@@ -96,6 +98,24 @@ def test_a_failing_logger_ends_no_run_and_costs_no_checkpoint(tmp_path):
     assert (run.path / "checkpoints" / "round-000003.ckpt").is_dir()
 
 
+class Writer(Recorder):
+    """Has a writer of histograms whose disk is full."""
+
+    @property
+    def experiment(self):
+        return self
+
+    def add_histogram(self, *arguments, **options):
+        raise OSError("no space left")
+
+
+def test_a_logger_that_cannot_write_histograms_ends_no_run(tmp_path):
+    writer = Writer()
+    with pytest.warns(UserWarning, match=r"Writer\.add_histogram failed after 3 rounds \(OSError: no space left\)"):
+        fit(tmp_path, [writer])
+    assert writer.words[-2:] == [3, "success"]
+
+
 FIRST = ("configuration", 4, 0.05)
 
 
@@ -106,6 +126,15 @@ def test_logger_receives_a_complete_run(tmp_path):
     assert logger.last == run.metrics
     assert logger.params["run"] == "lcfl/version_0" and logger.params["data"]["dataset"]["class"] == "Synthetic"
     assert logger.params["final_models"] == ["global", "after_local"] and logger.params["evaluate_clients"] == 12
+
+
+def test_a_run_without_any_evaluated_sample_is_complete(tmp_path, capsys):
+    logger, data = Recorder(), blobs(dataset=Synthetic(samples_per_class=2), partition=IID())
+    federation = Federation(1, evaluate_clients=1, devices=1, logger=[logger], default_root_dir=tmp_path)
+    with pytest.warns(UserWarning, match="none of the evaluated clients has samples of val or test"):
+        run = federation.fit(blobs_module(), data, fedavg())
+    assert (run.path / "summary.json").is_file() and logger.words[-1] == "success"
+    assert "stopped" not in capsys.readouterr().out
 
 
 def test_logger_receives_a_stopped_run_and_its_resumption(tmp_path):

@@ -207,6 +207,7 @@ def fake(tmp_path, num_clients=4, evaluate_every=1):
         method=SimpleNamespace(is_clustered=True, exchange=SimpleNamespace(keeps_model=False)),
         schedule=SimpleNamespace(evaluate_every=evaluate_every),
         data=data,
+        is_interrupted=False,
     )
     state = SimpleNamespace(
         round=0,
@@ -246,6 +247,7 @@ def test_a_run_that_a_signal_stopped_keeps_its_pictures_of_clusters(tmp_path, bl
     monitor.on_fit_start(server, state)
     monitor.on_aggregated(server, state)
     state.round = 1
+    server.is_interrupted = True
     monitor.on_fit_end(server, state, {})
     assert writer.calls == [(f"figures/{name}", 0) for name in ("partition", *OF_CLUSTERS[:-1])]
 
