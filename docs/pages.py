@@ -73,6 +73,7 @@ NAVIGATION = {
             "results",
             "papers",
             "performance",
+            "optimisations",
             "project/contributing",
             "project/security",
             "project/changelog",

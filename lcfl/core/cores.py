@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["in_threads", "usable_cores"]
 
-MOST_THREADS = 4  # more do not add up models any faster (docs/performance.md)
+MOST_THREADS = 4  # more do not add up models any faster (docs/optimisations.md)
 
 
 def usable_cores() -> int:

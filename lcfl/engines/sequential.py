@@ -27,7 +27,7 @@ __all__ = ["SequentialEngine"]
 
 FIRST_SCALE = 2.0**10  # of a loss in float16; it is halved until the gradient fits into float16
 SHOW_INPUTS = ("forward", "training_step")  # overridden in a module, they may need the usual order in memory
-WIDE = 4  # channels; measured in docs/performance.md, as are the next numbers
+WIDE = 4  # channels; measured in docs/optimisations.md, as are the next numbers
 WEIGHTS_PER_VALUE = 16  # weights of convolutions per value that they read or write for a sample, in float32
 WEIGHTS_PER_MIXED_VALUE = 8  # the same in lower precision
 SCORED_BATCH = 512  # samples at a time in evaluation
