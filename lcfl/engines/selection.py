@@ -27,12 +27,12 @@ def choose_engine(
     precision: str,
     advice: str = "use auto or sequential",
 ) -> EngineName:
-    """Returns the named engine, or for ``auto`` the one that should be fastest and trains the module as it is defined.
+    """Returns the named engine, or the one that ``auto`` takes.
 
-    ``auto`` takes ``compiled`` on a CPU and ``stacked`` on a GPU, or ``sequential`` if these cannot train the module.
-    The choice depends on the module, the shape of the data, the device and whether there is a compiler, and in
-    ``bf16-mixed`` on whether the processor has AMX. It does not depend on measurements: the same command gives the same
-    engine again, and so the same bits.
+    ``auto`` takes ``compiled`` on a CPU and ``stacked`` on a GPU if it trains the module as it is defined, and else
+    ``sequential``. The choice depends on the module, the shape of the data, the device and whether there is a compiler,
+    and in ``bf16-mixed`` on whether the processor has AMX. It does not depend on measurements: the same command gives
+    the same engine again, and so the same bits. So it is not always the fastest (docs/performance.md).
 
     Args:
         wanted: a name or ``auto``.
