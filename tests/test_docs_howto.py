@@ -20,6 +20,7 @@ from lcfl.cli.federated_cli import instantiate, instantiate_trainer
 from lcfl.cli.fleet_config import node_of
 from lcfl.fleet import server as fleet
 from lcfl.fleet.server import FleetOptions
+from tests.helpers.commandline import printed
 from tests.test_readme import lcfl_commands, marked
 from tests.test_task_examples import TASKS
 
@@ -175,7 +176,20 @@ def test_hospitals_of_very_different_size_train(here):
     assert run.metrics["test/own_split/global/acc"] > 0.5
 
 
-FIT = ["fit", "-c", str(ROOT / "configs/quickstart.yaml"), "-c"]
+QUICKSTART, METHODS = ROOT / "configs/quickstart.yaml", ROOT / "configs/methods"
+FIT = ["fit", "-c", str(QUICKSTART), "-c"]
+
+
+FILES = [
+    (page, name) for page in ("method", "compositions") for name in re.findall(r"<!-- file: (\w+\.yaml)", PAGES[page])
+]
+
+
+@pytest.mark.parametrize(("page", "name"), FILES)
+def test_a_file_of_a_method_leaves_nothing_of_the_method_before_it(here, capsys, page, name):
+    write_files(page, here)
+    alone = printed(capsys, "-c", QUICKSTART, "-c", name)
+    assert printed(capsys, "-c", QUICKSTART, "-c", METHODS / "cgpfl_prox.yaml", "-c", name) == alone
 
 
 def test_the_server_that_remembers_resumes_to_the_same_bits(here):
