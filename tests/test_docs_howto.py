@@ -192,6 +192,17 @@ def test_a_file_of_a_method_leaves_nothing_of_the_method_before_it(here, capsys,
     assert printed(capsys, "-c", QUICKSTART, "-c", METHODS / "cgpfl_prox.yaml", "-c", name) == alone
 
 
+def test_a_module_of_ones_own_stays_below_another_method_until_that_of_lcfl_is_named(here, capsys):
+    write_files("method", here)
+    fedprox = printed(capsys, "-c", QUICKSTART, "-c", METHODS / "fedprox.yaml")["model"]
+    layers = "-c", QUICKSTART, "-c", "head_prox.yaml", "-c", METHODS / "fedprox.yaml"
+    own = {"class_path": "head_prox.HeadProx", "init_args": fedprox | {"head_weight": 0.1}}
+    assert printed(capsys, *layers)["model"] == own
+    for back in (("--model", "lcfl.FederatedModule"), ("-c", "{model: {class_path: lcfl.FederatedModule}}")):
+        model = printed(capsys, *layers, *back)["model"]
+        assert model == {"class_path": "lcfl.FederatedModule", "init_args": fedprox}
+
+
 def test_the_server_that_remembers_resumes_to_the_same_bits(here):
     write_files("method", here)
     words = [*FIT, "fedadam.yaml", "--trainer.devices=1", "--trainer.logger=false"]
