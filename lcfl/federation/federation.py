@@ -51,6 +51,9 @@ class Federation(Settings):
     ) -> Run:
         """Trains the federation.
 
+        Afterwards, callbacks and clusterings hold what the run has put into their attributes, also if other processes
+        trained. If these raise an exception, they stay as they were.
+
         Args:
             model: network, loss and optimizer.
             datamodule: the clients and their data.
@@ -187,6 +190,8 @@ class Federation(Settings):
         result: dict[str, Any] | None = launch(fabric, session)
         if result is None:  # happens only if every rank is a separate process, as under torchrun
             raise LostRankError("rank 0 ended with an error; see the message of rank 0.")
+        if result.get("held") is not None:
+            session.held.restore(result["held"])
         return result
 
     def _checkpoint(

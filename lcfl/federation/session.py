@@ -1,10 +1,11 @@
 """Session of a `fit`, `validate` or `test`: every rank sets up, then leads (rank 0) or serves."""
 
 import functools
+import os
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from lcfl.core.files import remove_leftovers
 from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.client_deadline import ClientDeadline
+from lcfl.distributed.held_attributes import HeldAttributes
 from lcfl.distributed.hosts import Host, Hosts, HostTransport
 from lcfl.distributed.rank_transport import RankTransport
 from lcfl.distributed.ranks import Ranks
@@ -61,6 +63,7 @@ class Session:
         ckpt_path: the option of that name.
         resumed: the checkpoint that it stood for before launch; None for a new run.
         transport: the way to clients that are machines of their own; None plays all clients on the ranks.
+        caller: the process that made the session.
     """
 
     settings: Settings
@@ -73,6 +76,7 @@ class Session:
     ckpt_path: str | None
     resumed: Path | None
     transport: Transport | None = None
+    caller: int = field(default_factory=os.getpid)
 
     def __call__(self, fabric: Fabric, flag: StopFlag) -> dict[str, Any] | None:
         """Runs the session; every rank returns the result of rank 0, or None if rank 0 failed.
@@ -101,7 +105,17 @@ class Session:
             return result
         with ranks:
             ranks.result = done = self._first(fabric, ranks, worker, new_store)
+        is_from_python = not settings.save_config  # a command ends with its run: nobody looks at its callbacks
+        if self.stage == "fit" and is_from_python and fabric.is_global_zero and os.getpid() != self.caller:
+            assert done is not None, "rank 0 has a result or an exception"
+            done["held"] = self.held.write()
         return done
+
+    @property
+    def held(self) -> HeldAttributes:
+        """What callbacks and clusterings collect, which the process that made the session gets after `fit`."""
+        loggers = [] if isinstance(self.settings.loggers, bool) else self.settings.loggers
+        return HeldAttributes(self._callbacks, [self.settings, self.module, self.data, self.method, *loggers])
 
     def _first(self, fabric: Fabric, ranks: Ranks, worker: Worker, new_store: NewStore) -> dict[str, Any] | None:
         """Runs the session on the first rank of a host."""
