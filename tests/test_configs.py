@@ -7,6 +7,7 @@ import itertools
 import pytest
 import yaml
 
+from lcfl.federation.effects import warn_of_missing_weights
 from lcfl.federation.federation import Federation
 from lcfl.methods.aggregation import BlendedClusterMean, GlobalMean, ServerAdam
 from lcfl.methods.exchange import FullModel
@@ -29,6 +30,7 @@ from tests.helpers.builders import (
     fedprox,
     fedrep,
     lg_fedavg,
+    linear_module,
     per_fedavg,
     scaffold,
 )
@@ -171,6 +173,15 @@ def test_a_baseline_equals_the_composition_that_other_tests_check(method):
     singles = [part(parts[key]) for key in ("local_update", "exchange", "aggregation")]
     assert Method(*singles, [part(entry) for entry in parts["clustering"]]) == BASELINES[method]
     assert content["model"] == {"cluster_weight": PULLS.get(method, 0.0), "global_weight": 0.0}
+
+
+@pytest.mark.filterwarnings("error:model.cluster_weight")
+@pytest.mark.parametrize("path", [QUICKSTART, *METHODS], ids=name)
+def test_what_a_method_pulls_towards_has_a_weight_in_its_file(path):
+    content = yaml.safe_load(path.read_text())
+    singles = [part(content["method"][key]) for key in ("local_update", "exchange", "aggregation")]
+    weights = {key: value for key, value in content["model"].items() if key.endswith("_weight")}
+    warn_of_missing_weights(Method(*singles), linear_module(**weights))
 
 
 @pytest.mark.usefixtures("here")

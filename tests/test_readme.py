@@ -84,14 +84,14 @@ def test_the_quickstart_has_as_many_rounds_as_the_readme_says():
     assert f"for {rounds} rounds" in README
 
 
+@pytest.mark.filterwarnings("error:model.cluster_weight")  # the pulls of the method need weights
 @pytest.mark.parametrize(("page", "rounds"), [(README, "rounds=100"), (STARTED, "rounds=30")])
 def test_python_block_as_written(tmp_path, monkeypatch, page, rounds):
     from tests.test_examples import parts
 
     block = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "lcfl.Federation" in block)
     monkeypatch.chdir(tmp_path)
-    names = parts() | {"lcfl": lcfl}
-    names["network"] = functools.partial(MLP, in_features=16, hidden=[32], num_classes=8)
+    names = parts() | {"lcfl": lcfl, "network": functools.partial(MLP, in_features=16, num_classes=8)}
     exec(block.replace(rounds, "rounds=2, devices=1"), names)
     assert names["run"].path == (names["again"].path if "lcfl.load" in block else names["run"].path)
     assert names["run"].metrics

@@ -10,7 +10,7 @@ from lcfl.callbacks.checkpoint import Checkpoint
 from lcfl.core.callback import Callback, check_hooks
 from lcfl.core.validation import check_instance
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.federation.effects import warn_of_idle_pulls, warn_of_method
+from lcfl.federation.effects import warn_of_idle_pulls, warn_of_method, warn_of_missing_weights
 from lcfl.federation.module_checks import check_module, warn_of_large_steps
 from lcfl.methods.clustering import Clustering
 from lcfl.methods.compatibility import check_rounds, check_start
@@ -110,4 +110,5 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
     check_start(method.local_update, method.exchange)
     warn_of_method(method)
     warn_of_idle_pulls(method, module)
+    warn_of_missing_weights(method, module)
     warn_of_large_steps(module, optimizer, (*method.exchange.sends, *method.local_update.adds))

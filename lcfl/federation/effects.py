@@ -7,7 +7,14 @@ from lcfl.core.validation import abbreviated
 from lcfl.data.faults import ClientFault, UpdateFault
 from lcfl.methods.aggregation import ServerDynamics
 from lcfl.methods.clustering import Clustering, HierarchicalUpdates, RecursiveBipartition
-from lcfl.methods.exchange import Exchange
+from lcfl.methods.exchange import (
+    AttentiveReference,
+    CentreAndEmbedding,
+    ClusterReference,
+    Exchange,
+    GlobalReference,
+)
+from lcfl.methods.local import DittoTraining
 from lcfl.methods.local.corrected import ControlledTraining, DynamicTraining
 from lcfl.methods.local.partial import FineTunedTraining
 from lcfl.methods.method import Method
@@ -20,7 +27,17 @@ __all__ = [
     "warn_of_late_leavers",
     "warn_of_leavers",
     "warn_of_method",
+    "warn_of_missing_weights",
 ]
+
+# Parts that are there for pulls: a method that has them, and the weights in its file.
+PULLED: dict[type, tuple[str, dict[str, float]]] = {
+    AttentiveReference: ("fedamp", {"cluster_weight": 1.0}),
+    CentreAndEmbedding: ("lcfed", {"cluster_weight": 0.5, "global_weight": 0.5}),
+    ClusterReference: ("cgpfl_prox", {"cluster_weight": 0.5}),
+    DittoTraining: ("ditto", {"cluster_weight": 0.5}),
+    GlobalReference: ("fedprox", {"cluster_weight": 0.01}),
+}
 
 
 def warn_of_method(method: Method) -> None:
@@ -126,6 +143,27 @@ def warn_of_idle_pulls(method: Method, module: FederatedModule) -> None:
             warnings.warn(
                 f"model.{weight} ({symbol}) = {getattr(module, weight)} has no effect: {reason}.", stacklevel=3
             )
+
+
+def warn_of_missing_weights(method: Method, module: FederatedModule) -> None:
+    """Warns if the method has something to pull towards, and no other use for it, and the module has no weights."""
+    update, exchange = method.local_update, method.exchange
+    parts = [each for each in (update, exchange) if type(each) in PULLED]
+    has_weights = module.cluster_weight > 0 or module.global_weight > 0
+    has_term = type(module).regularizer is not FederatedModule.regularizer  # of the user's, with a weight of its own
+    is_users = not type(update).__module__.startswith("lcfl.")  # which may do anything with what was sent
+    if not parts or has_weights or has_term or is_users or not update.has_pulls:
+        return
+    starts_there = exchange.keeps_model and getattr(update, "start", None) in exchange.sends
+    if starts_there or any(name in update.reads for name in exchange.sends if name != "model"):
+        return
+    name, (file, weights) = type(parts[0]).__name__, PULLED[type(parts[0])]
+    advice = " and ".join(f"model.{weight}, e.g. to {value}" for weight, value in weights.items())
+    warnings.warn(
+        f"model.cluster_weight (mu) and model.global_weight (lambda) are 0, so {name} has no effect: clients are "
+        f"pulled to nothing. Set {advice}, as configs/methods/{file}.yaml does.",
+        stacklevel=3,
+    )
 
 
 def warn_of_idle_clusterings(

@@ -60,8 +60,9 @@ class FederatedModule(pl.LightningModule):
         cut: the layer at which the decision head begins. The head includes all that the network registers after it
             (``decision`` for a `SplitNetwork`, ``fc`` for torchvision's ResNets). A list of patterns instead: the head
             consists of the parameters that they cover, wherever they are (``["*norm*"]``). None: no decision head.
-        cluster_weight: mu, the weight of the pull of all parameters towards the cluster centre.
-        global_weight: lambda, the weight of the pull of the embedding towards the global embedding.
+        cluster_weight: mu, the weight of the pull of all parameters towards the cluster centre, or whatever else the
+            method pulls them to. LCFed, FedAC, FedProx, Ditto and FedAMP need it.
+        global_weight: lambda, the weight of the pull of the embedding towards the global embedding (LCFed, FedAC).
         loss: L_sup of the network's outputs ``[B, ...]`` and the targets ``[B, ...]``, a mean over the batch;
             cross-entropy of class scores and labels if not given.
         metrics: what evaluation measures in addition to the loss, by name.

@@ -4,6 +4,7 @@ import warnings
 from itertools import product
 
 import pytest
+import yaml
 
 from lcfl.callbacks import Checkpoint
 from lcfl.core.callback import Callback
@@ -42,16 +43,23 @@ from lcfl.methods.local import (
     MetaTraining,
 )
 from lcfl.methods.method import Method
+from lcfl.models.module import FederatedModule
 from tests.helpers.builders import (
     alone,
     blobs,
     blobs_module,
+    ditto,
+    fedala,
+    fedamp,
     fedavg,
+    fedprox,
     lcfed,
+    linear,
     linear_module,
     scaffold,
 )
-from tests.helpers.clustered import ifca
+from tests.helpers.clustered import cgpfl_prox, ifca
+from tests.helpers.commandline import CONFIGS
 
 CENTRE, EMBEDDING = (LocalTraining(steps=1, start=start) for start in ("centre", "embedding"))
 
@@ -135,6 +143,47 @@ def test_pulls_that_a_local_update_does_not_have_are_warned_about():
         check_method(method, linear_module(cluster_weight=0.5), 5)
 
 
+MISSING = r"model.cluster_weight \(mu\) and model.global_weight \(lambda\) are 0, so {} has no effect"
+
+
+@pytest.mark.parametrize(
+    ("method", "part", "file"),
+    [
+        (fedprox(), "GlobalReference", "fedprox"),
+        (ditto(), "DittoTraining", "ditto"),
+        (ditto(steps=1, start="centre"), "DittoTraining", "ditto"),
+        (fedamp(), "AttentiveReference", "fedamp"),
+        (cgpfl_prox(), "ClusterReference", "cgpfl_prox"),
+        (lcfed(), "CentreAndEmbedding", "lcfed"),
+    ],
+)
+def test_a_reference_that_nothing_is_pulled_to_gives_one_warning(method, part, file):
+    weights = yaml.safe_load((CONFIGS / f"methods/{file}.yaml").read_text())["model"]
+    advice = " and ".join(f"model.{weight}, e.g. to {value}" for weight, value in weights.items() if value)
+    words = f"{MISSING.format(part)}.* Set {advice}, as configs/methods/{file}.yaml does"
+    with pytest.warns(UserWarning, match=words) as caught:
+        check_method(method, linear_module(), 20)
+    assert len(caught) == 1
+
+
+class OwnTerm(FederatedModule):
+    def regularizer(self):
+        return 0.0 if self.pulls.centre is None else self.pulls.centre.sum()
+
+
+class OwnUpdate(LocalTraining):
+    pass
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_reference_with_another_use_than_pulls_gives_no_warning():
+    for method in (fedala(), lcfed(local=CENTRE), lcfed(local=EMBEDDING), lcfed(local=OwnUpdate(1))):
+        check_method(method, linear_module(), 20)
+    check_method(fedprox(), OwnTerm(linear), 20)
+    for weight in ("cluster_weight", "global_weight"):
+        check_method(lcfed(), linear_module(**{weight: 0.1}), 20)
+
+
 @pytest.mark.parametrize(
     ("exchange", "start", "warns"),
     [(ClusterReference(), "own", True), (ClusterReference(), "centre", False), (ClusterModel(), "own", False)],
@@ -156,10 +205,10 @@ LOCAL, BOTH = LocalTraining(1), ("participants", "participants")
         (Method(LOCAL, FullModel(), ClusterMean(*BOTH, optimizer=ServerAdam())), "Use GlobalMean instead"),
         (Method(LOCAL, FullModel(), GlobalMean(optimizer=ServerAdam())), None),
         (Method(LOCAL, FullModel(), ClusterMean(*BOTH, rule=CoordinateMedian())), None),
-        (Method(LOCAL, AttentiveReference(), GlobalMean(optimizer=ServerAdam())), "AttentiveReference sends means of"),
-        (Method(LOCAL, AttentiveReference(), GlobalMean(rule=CoordinateMedian())), "rule=CoordinateMedian has no"),
+        (Method(CENTRE, AttentiveReference(), GlobalMean(optimizer=ServerAdam())), "AttentiveReference sends means of"),
+        (Method(CENTRE, AttentiveReference(), GlobalMean(rule=CoordinateMedian())), "rule=CoordinateMedian has no"),
         (
-            Method(LOCAL, AttentiveReference(), ClusterMean(*BOTH), [LowRankCosine(2)]),
+            Method(CENTRE, AttentiveReference(), ClusterMean(*BOTH), [LowRankCosine(2)]),
             "no client trains the model of its cluster",
         ),
         (Method(LOCAL, NoExchange(), NoAggregation()), None),

@@ -18,7 +18,8 @@ class DittoTraining(LocalTraining):
         w_i <- LocalTraining from w_t
         v_i <- v_i - eta (g(v_i) + lambda (v_i - w_t)), for each batch
 
-    w_t is the ``model`` in the downlink, and lambda is ``model.cluster_weight``. The client keeps v_i and sends w_i.
+    w_t is the ``model`` in the downlink, and lambda is ``model.cluster_weight``, whose default of 0 pulls nothing. The
+    client keeps v_i and sends w_i.
     The arguments are those of `LocalTraining`; with ``start: own`` v_i goes on from where it was.
 
     Raises:
