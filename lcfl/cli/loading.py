@@ -10,7 +10,7 @@ from lcfl.cli.yaml_files import LOADER
 from lcfl.core.earlier_versions import with_current_names
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
-from lcfl.runs.identity import describe, describe_module, differences
+from lcfl.runs.identity import describe, describe_module, differences, needed_for
 from lcfl.runs.result import Run
 
 __all__ = ["load"]
@@ -66,10 +66,8 @@ def _check_same(config: Path, model: FederatedModule, method: Method) -> None:
     saved = with_current_names(yaml.load(config.read_text("utf-8"), LOADER).get("described"))
     if not saved:
         return
-    now = {"model": describe_module(model), "method": describe(method)}
-    for each in (saved, now):  # optimizer, loss and whatever else only training needs may differ
-        each["model"] = {key: value for key, value in each["model"].items() if key.startswith(("network", "num_"))}
-    if lines := differences(_named_as(now, {key: saved[key] for key in now}), now):
+    now = needed_for("prediction", {"model": describe_module(model), "method": describe(method)})
+    if lines := differences(_named_as(now, needed_for("prediction", saved)), now):
         raise ValueError(f"{config.parent} was started with another model or method: {'; '.join(lines)}.")
 
 

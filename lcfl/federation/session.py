@@ -4,7 +4,7 @@ import functools
 import os
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -36,7 +36,7 @@ from lcfl.models.module import FederatedModule
 from lcfl.runs import checkpoint, checkpoint_lookup
 from lcfl.runs.checkpoint_schema import Expected
 from lcfl.runs.directory import RunDirectory, run_versions
-from lcfl.runs.identity import describe, describe_module, differences
+from lcfl.runs.identity import describe, describe_module, differences, needed_for
 from lcfl.runs.user_code import changed_modules, user_code
 from lcfl.server.evaluation import evaluated_metrics
 from lcfl.server.loggers import fit_logged, forget_from
@@ -238,11 +238,14 @@ class Session:
         if now["init_from"] is None and checkpoint.read_manifest(resumed)["round"] > 0:
             apart.add("init_from")  # all models are in the checkpoint, and the file may be gone
         # The limit on updates is only in the identity of a run that has one.
-        names = {*now, "max_update_norm"} if self.stage == "fit" else ("data", "partition", "model", "method")
-        compared = [name for name in sorted(names) if name not in apart]
+        names = sorted({*now, "max_update_norm"} - apart)
+
+        def compared(identity: Mapping[str, Any]) -> dict[str, Any]:
+            is_fit = self.stage == "fit"
+            return {name: identity.get(name) for name in names} if is_fit else needed_for("evaluation", identity)
+
         saved = checkpoint.identity_of(resumed)
-        changed = differences({name: saved.get(name) for name in compared}, {name: now.get(name) for name in compared})
-        if changed:
+        if changed := differences(compared(saved), compared(now)):
             instead = ", or start a new run" if self.stage == "fit" else ""
             raise checkpoint.CheckpointError(
                 f"{resumed} was made with another configuration:\n  " + "\n  ".join(changed) + "\n"

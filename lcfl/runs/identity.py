@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from enum import Enum
 from functools import partial
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor, nn
@@ -16,7 +16,9 @@ from lcfl.core.earlier_versions import is_implied, public_name
 from lcfl.core.metric_names import Reported
 from lcfl.models.module import FederatedModule
 
-__all__ = ["added_attributes", "describe", "describe_module", "differences"]
+__all__ = ["added_attributes", "describe", "describe_module", "differences", "needed_for"]
+
+EVALUATED = ("seed", "data", "augmentation", "partition", "batch_size", "drop_last", "model", "method")
 
 DESCRIBED_BY_VALUE = (bool, int, float, str, Enum, Tensor, np.ndarray, np.generic, nn.Module, partial)
 
@@ -158,6 +160,19 @@ def _describe_loss(loss: nn.Module) -> dict[str, Any]:
     """
     settings = {key: value for key, value in vars(loss).items() if not key.startswith("_") and key != "training"}
     return {"text": repr(loss)} | {key: describe(value) for key, value in (settings | loss.state_dict()).items()}
+
+
+def needed_for(use: Literal["evaluation", "prediction"], identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the part of a run's identity on which a use of its models depends.
+
+    For an evaluation, clients train the models ``after_local`` and those that a method fine-tunes. So it depends on
+    everything that training a client depends on, except for the arithmetic (engine and precision), which may be that of
+    another machine. A prediction depends only on the network, its cut and the method.
+    """
+    if use == "evaluation":
+        return {name: identity.get(name) for name in EVALUATED}
+    network = {key: value for key, value in identity["model"].items() if key.startswith(("network", "num_"))}
+    return {"model": network, "method": identity["method"]}
 
 
 def differences(saved: Any, now: Any, path: str = "") -> list[str]:

@@ -271,8 +271,16 @@ def test_evaluation_compares_only_the_settings_that_it_uses(tmp_path):
     assert main(["test", *words])["test/own_split/personal/acc"] > 0
     with pytest.raises(checkpoint.CheckpointError, match="precision: the checkpoint has 'bf16-mixed'"):
         main(["fit", *words])
-    with pytest.raises(checkpoint.CheckpointError, match=r"model\.cluster_weight"):
-        main(["test", *words, "--model.cluster_weight=0.125"])
+    for option, value in (  # on which the models after_local depend
+        ("model.cluster_weight", "0.125"),
+        ("model.optimizer.lr", "0.125"),
+        ("data.batch_size", "3"),
+        ("data.drop_last", "true"),
+        ("seed_everything", "9"),
+    ):
+        named = {"seed_everything": "seed"}.get(option, option.removeprefix("data."))
+        with pytest.raises(checkpoint.CheckpointError, match=rf"\n  {named}: the checkpoint has .*, this run"):
+            main(["test", *words, f"--{option}={value}"])
 
 
 def test_user_defined_tensorboard_logger_shows_no_step_twice(tmp_path):
