@@ -35,7 +35,7 @@ def main() -> None:
 
     # Another process can open the same run with its directory, the model and the method.
     again = lcfl.load(run.path, model, method)
-    images, labels = data.samples.batch(data.population.test["own_split"][3], torch.device("cpu"))
+    images, labels = data.seen_by(3).batch(data.population.test["own_split"][3], torch.device("cpu"))
     with torch.no_grad():
         predicted = again.model("personal", client=3)(images).argmax(dim=1)
     print("client 3:", int((predicted == labels).sum()), "of", len(labels), "test samples correct")

@@ -1,5 +1,6 @@
 """Tests that the files, commands, tables and links in README.md, CONTRIBUTING.md and docs/ are correct."""
 
+import csv
 import functools
 import inspect
 import os
@@ -15,6 +16,7 @@ import yaml
 
 import lcfl
 import lcfl.data.partition
+from lcfl.data.transforms import LabelPermutation
 from lcfl.models import MLP
 
 ROOT = Path(__file__).parent.parent
@@ -22,6 +24,7 @@ PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "configs/README.md", "l
 BUILT = ("docs/_build/", "docs/api/", "docs/project/")  # built by `make docs`
 PAGES += [str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))]
 PAGES = [page for page in PAGES if not page.startswith(BUILT)]
+EXAMPLES = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "examples").glob("*.py"))]
 README = (ROOT / "README.md").read_text()
 STARTED = (ROOT / "docs/getting_started.md").read_text()
 
@@ -113,6 +116,27 @@ def test_newcomers_from_python_as_written(tmp_path, monkeypatch):
     names["lcfl"] = lcfl
     exec(marked(STARTED, "python: onboard"), names)
     assert [row["client"] for row in names["found"].rows()] == list(names["data"].newcomer_clients)
+
+
+def test_predictions_from_python_as_written_are_those_of_the_evaluation(tmp_path, monkeypatch):
+    from tests.test_examples import parts
+
+    monkeypatch.chdir(tmp_path)
+    names, transforms = parts(), [LabelPermutation(num_groups=2, by="client")]
+    plain = names["data"]
+    names["data"] = lcfl.FederatedDataModule(plain.dataset, plain.partition, 20, client_transforms=transforms)
+    names["run"] = run = lcfl.Federation(rounds=2, devices=1, logger=False).fit(*names.values())
+    exec(marked(STARTED, "python: predict"), names)
+    with (run.path / "clients.csv").open(newline="") as file:
+        expected = [row["test/own_split/personal/acc"] for row in csv.DictReader(file)][3]
+    assert float((names["predictions"] == names["labels"]).float().mean()) == pytest.approx(float(expected))
+    assert torch.load("personal.pt").keys() == names["network"].state_dict().keys()
+
+
+@pytest.mark.parametrize("path", [*PAGES, *EXAMPLES])
+def test_samples_are_shown_as_clients_see_them(path):
+    """Reading `data.samples` leaves out the transforms of a client."""
+    assert "data.samples.batch" not in (ROOT / path).read_text()
 
 
 def test_a_confusion_matrix_from_python_as_written(tmp_path, monkeypatch, capsys):

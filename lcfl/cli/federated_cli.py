@@ -295,7 +295,8 @@ def _parsed(
         raise ValueError(f"{config} cannot be read: {error}") from None
     raise ValueError(
         f"{config} belongs to a run that was started from Python, so no command can build its model and method. In "
-        "Python, lcfl.load(run, model=..., method=...) opens it."
+        "Python, lcfl.load(run, model=..., method=...) opens it, and model(...) of what it returns is a network to "
+        "predict with or to save."
     )
 
 
