@@ -4,7 +4,6 @@ import shlex
 import signal
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import timedelta
 from math import ceil, nan
 from pathlib import Path
@@ -16,6 +15,7 @@ from lcfl.callbacks.checkpoint import Checkpoint
 from lcfl.core.callback import Callback
 from lcfl.core.messages import Uplink
 from lcfl.core.metric_names import ACCURACY, MODEL_KINDS, TRIVIAL, Reported, added_metrics
+from lcfl.core.output import lossy_output
 from lcfl.core.state import FederationState
 from lcfl.server.metrics import Evaluation
 from lcfl.server.server import Server
@@ -299,7 +299,7 @@ def pace(seconds: float) -> str:
 
 
 def make_console() -> "Console":
-    """Returns a console for the current standard output.
+    """Returns a console for the current standard output, which loses lines and not the run if nobody takes them.
 
     It is a new console each time, so that none is kept or pickled. In a notebook it prints plain text, because rich
     would make every line an output of its own. It would also take the notebook for a terminal, which Jupyter asks for
@@ -307,8 +307,14 @@ def make_console() -> "Console":
     """
     from rich.console import Console
 
-    is_terminal = False if in_notebook() else None  # None lets rich find out
-    return Console(highlight=False, markup=False, emoji=False, force_jupyter=False, force_terminal=is_terminal)
+    return Console(
+        file=lossy_output(),
+        highlight=False,
+        markup=False,
+        emoji=False,
+        force_jupyter=False,
+        force_terminal=False if in_notebook() else None,  # None lets rich find out
+    )
 
 
 def in_notebook() -> bool:
@@ -319,12 +325,8 @@ def in_notebook() -> bool:
 
 
 def say(console: "Console", text: str) -> None:
-    """Prints one line unwrapped, however long it is, so that paths and commands can be copied.
-
-    A full disk behind ``>file`` loses the line and not the run, as with warnings.
-    """
-    with suppress(OSError):
-        console.print(text, soft_wrap=True)
+    """Prints one line unwrapped, however long it is, so that paths and commands can be copied."""
+    console.print(text, soft_wrap=True)
 
 
 def start_live(console: "Console") -> "Live":

@@ -13,7 +13,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-import rich
 import yaml
 from jsonargparse import ArgumentError, Namespace
 from lightning.fabric.utilities.rank_zero import rank_zero_only
@@ -303,10 +302,10 @@ def _parsed(
 @rank_zero_only
 def print_evaluation(metrics: dict[str, float], stage: Literal["val", "test"], reported: Reported) -> None:
     """Prints the tables of an evaluation. Under torchrun, only rank 0 prints them."""
-    from lcfl.callbacks.progress import evaluation_tables
+    from lcfl.callbacks.progress import evaluation_tables, make_console
 
     for table in evaluation_tables(metrics, stage, reported):
-        rich.print(table)
+        make_console().print(table)
 
 
 def _quieten_lightning() -> None:

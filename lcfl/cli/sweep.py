@@ -27,6 +27,7 @@ from lcfl.cli.shipped_configs import find
 from lcfl.cli.trials import Point, Trial
 from lcfl.cli.yaml_files import LOADER, SUFFIXES
 from lcfl.core.files import write_json
+from lcfl.core.output import lossy_output
 from lcfl.core.validation import abbreviated
 from lcfl.runs.directory import RunDirectory
 from lcfl.runs.finished import FinishedRun
@@ -40,7 +41,7 @@ STOPPED = (signal.SIGTERM, 128 + signal.SIGTERM)  # before lcfl handles signals,
 
 
 def _print_line(text: str) -> None:
-    print(f"{text}\n", end="", flush=True)  # one write, because several threads report here
+    print(f"{text}\n", end="", flush=True, file=lossy_output())  # one write, because several threads report here
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from lcfl.models import MLP
 from lcfl.models.module import FederatedModule
 from lcfl.runs.metrics_table import MetricsTable
 from lcfl.server.metrics import ClientMetrics, Evaluation
+from tests.helpers.pipes import closed_pipe
 
 METRICS = {
     "val/own_split/global/acc": 0.75,
@@ -192,10 +193,17 @@ def test_plain_lines(capsys):
     assert lines[6] == f"stopped by signal 0 after 40 of 100 rounds; {no_checkpoint}"
 
 
-def test_a_full_disk_loses_lines_and_not_the_run():
-    file = io.StringIO()
-    file.write = lambda text: (_ for _ in ()).throw(OSError(28, "No space left on device"))
-    progress.say(Console(file=file), "round 1")
+@pytest.mark.parametrize("is_terminal", [False, True])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_closed_pipe_loses_lines_and_not_the_run(monkeypatch, tmp_path, devices, is_terminal):
+    with closed_pipe() as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        if is_terminal:
+            monkeypatch.setenv("FORCE_COLOR", "1")
+            monkeypatch.setenv("TERM", "xterm")
+        run = fit(tmp_path, Progress(), devices=devices)
+        stream.flush()  # as at the end of a process
+    assert run.metrics and run.state.round == 4
 
 
 @pytest.mark.parametrize("per_round", [1, 2])

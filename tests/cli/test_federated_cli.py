@@ -20,6 +20,7 @@ from lcfl import __main__
 from lcfl.distributed.stop_flag import handlers_kept
 from lcfl.runs import checkpoint
 from tests.helpers.commandline import FEDAVG, FIT, LCFED, QUICKSTART, SMALL, SYNTHETIC, failure, files, lcfl, printed
+from tests.helpers.pipes import closed_pipe
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -304,6 +305,16 @@ def test_a_closed_pipe_ends_a_command_quietly(words):
         env=environment | {"PYTHONPATH": os.path.dirname(os.path.dirname(package.__file__))},
     )
     assert done.returncode == 0 and done.stdout == done.stderr == ""
+
+
+@pytest.mark.parametrize("command", ["fit", "test"])
+def test_a_closed_pipe_ends_neither_a_run_nor_its_evaluation(monkeypatch, command):
+    if command == "test":
+        lcfl(*FIT)
+    with closed_pipe() as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        __main__.main([command, *map(str, FIT[1:]), "--trainer.enable_progress_bar=true"])
+    assert (package.load("logs/lcfl/version_0").path / "summary.json").is_file()
 
 
 @pytest.mark.parametrize("in_process", [True, False])

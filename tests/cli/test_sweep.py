@@ -18,6 +18,7 @@ import pytest
 from lcfl.cli.sweep import Sweep
 from lcfl.cli.trials import Grid, Trial, given_to, points_of
 from lcfl.runs.directory import RunDirectory
+from tests.helpers.pipes import closed_pipe
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = f"""
@@ -74,6 +75,13 @@ def sweep(tmp_path):
     make.said = said
     make.calls = lambda: (tmp_path / "out" / "calls").read_text().split("\n")[:-1]
     return make
+
+
+def test_a_closed_pipe_does_not_end_a_sweep(sweep, monkeypatch):
+    with closed_pipe() as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        (run,) = replace(sweep(), say=Sweep.say).run([Trial("fedavg", (), 0)])
+    assert run.seed == 0
 
 
 def test_a_grid_with_one_value_is_an_option_of_every_run(sweep):

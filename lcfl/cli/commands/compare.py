@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lcfl.core.metric_names import BACKDOOR, MODEL_KINDS, Reported
+from lcfl.core.output import lossy_output
 from lcfl.runs import comparison
 from lcfl.runs.comparison import Entry, Row
 from lcfl.runs.finished import find_runs, trivial_value
@@ -72,7 +73,7 @@ def main(args: Sequence[str]) -> None:
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else PIPED_WIDTH
-    console = Console(width=width, markup=False, emoji=False)  # names may have brackets
+    console = Console(file=lossy_output(), width=width, markup=False, emoji=False)  # names may have brackets
     many = len({row.setting for row in rows}) > 1
     for (setting, protocol), target in targets.items():
         lines = [row for row in rows if (row.setting, row.protocol) == (setting, protocol)]

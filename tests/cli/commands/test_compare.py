@@ -14,6 +14,7 @@ from lcfl.core.metric_names import Reported
 from lcfl.runs.comparison import Row
 from lcfl.runs.finished import find_runs
 from tests.helpers.commandline import FEDAVG, SMALL, SYNTHETIC, here, lcfl  # noqa: F401
+from tests.helpers.pipes import closed_pipe
 from tests.helpers.runs import made
 
 
@@ -35,6 +36,14 @@ def test_the_table_has_accuracies_and_costs(tmp_path, capsys):
         ["lcfed", "2", "4.0", "20", "0.07"],
     ):
         assert any(all(word in line for word in words) for line in said.splitlines()), words
+
+
+def test_a_closed_pipe_loses_the_table_and_not_the_files(tmp_path, monkeypatch):
+    runs(tmp_path)
+    with closed_pipe() as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        compare.main([str(tmp_path), "--out", str(tmp_path / "out")])
+    assert (tmp_path / "out" / "comparison.csv").is_file()
 
 
 def test_a_backdoor_has_success_and_no_target(tmp_path, capsys):
