@@ -63,7 +63,8 @@ class Federation(Settings):
             transport: the way to clients that are machines of their own; None plays all clients here.
 
         Returns:
-            The run: its metrics, directory and models. If SIGINT or SIGTERM stopped it, `Run.signal` holds that signal.
+            The run: its metrics, directory and models, as they are now: a later `fit` that continues the run returns
+            another one. If SIGINT or SIGTERM stopped it, `Run.signal` holds that signal.
 
         Raises:
             TypeError: if the model, data module or method is an object of another class.
@@ -76,7 +77,9 @@ class Federation(Settings):
                 warnings.warn("trainer.fast_dev_run starts from the beginning and ignores ckpt_path.", stacklevel=2)
             return self._fast_dev_run(model, datamodule, method)
         done = self._launch("fit", model, datamodule, method, ckpt_path, transport)
-        return Run(Path(done["run"]), model, method, done["signal"], self.client_store)
+        run = Run(Path(done["run"]), model, method, done["signal"], self.client_store, done["checkpoint"])
+        run.metrics = done["metrics"]
+        return run
 
     def validate(
         self,

@@ -171,7 +171,13 @@ class Session:
             metrics = fit_logged(server, is_new=self.resumed is None)
             if not server.is_interrupted:
                 write_summary(server, metrics)
-            return {"run": str(run.path), "metrics": metrics, "signal": server.stop_signal}
+            last = checkpoint.path_of(run.checkpoints, server.state.round)
+            return {
+                "run": str(run.path),
+                "metrics": metrics,
+                "signal": server.stop_signal,
+                "checkpoint": last.name if last.is_dir() else None,
+            }
         finally:
             if run is not None:
                 run.close()

@@ -91,6 +91,11 @@ def of_run(run: Path, ckpt_path: str | Path) -> Path:
         raise CheckpointError(
             f"{path} is not a checkpoint of {run}. Give the name of a checkpoint in {folder}, last or best."
         )
+    if not path.is_dir():
+        raise CheckpointError(
+            f"{path}: there is no checkpoint, or no longer: a run keeps its newest ones (keep_last of Checkpoint) and "
+            "the best one. Give last for the newest one, which lcfl.load opens if none is named."
+        )
     return path
 
 
@@ -144,7 +149,8 @@ def read_newest(runs: Sequence[Path], read: Callable[[Path], Result]) -> Result:
                 _warn_of(path, error)
         listed |= paths
     folders = ", ".join(str(run / "checkpoints") for run in runs)
-    raise CheckpointError(f"there is no complete checkpoint in {folders}.")
+    why = "" if listed else " A run writes none if trainer.enable_checkpointing is false."
+    raise CheckpointError(f"there is no complete checkpoint in {folders}.{why}")
 
 
 def drop_after(folder: Path, number: int) -> None:

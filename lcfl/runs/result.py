@@ -34,7 +34,7 @@ class Run:
         signal: the number of the signal that stopped the run; 0 if none did.
         client_store: ``mapped`` reads the clients' models into memory-mapped files instead of memory.
         ckpt_path: the checkpoint to read: ``last``, the newest; ``best``, the one that the run's monitor chose; the
-            name of a checkpoint; or its path.
+            name of a checkpoint; its path; or None if the run has left none.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Run:
         method: Method,
         signal: int = 0,
         client_store: str = "memory",
-        ckpt_path: str | Path = "last",
+        ckpt_path: str | Path | None = "last",
     ) -> None:
         self.path = path
         self.signal = signal
@@ -67,8 +67,13 @@ class Run:
         """The state in the checkpoint of the run.
 
         Raises:
-            CheckpointError: if there is no checkpoint, or if it is damaged.
+            CheckpointError: if there is no checkpoint, or no longer, or if it is damaged.
         """
+        if self._ckpt_path is None:
+            raise checkpoint.CheckpointError(
+                f"trainer.enable_checkpointing: got False, so {self.path} has no checkpoint to read a model from; fit "
+                "it again with True."
+            )
         folder = self.path if self._client_store == "mapped" else None
         new_store = functools.partial(ClientStore, folder=folder)
         read = functools.partial(checkpoint.read, new_store=new_store)

@@ -11,9 +11,10 @@ from lightning.fabric.loggers import CSVLogger
 from torch.utils.data import TensorDataset
 
 from lcfl import Callback, Federation, Method
-from lcfl.callbacks import EarlyStopping, LabelSimilarity
+from lcfl.callbacks import Checkpoint, EarlyStopping, LabelSimilarity
 from lcfl.methods.aggregation import GlobalMean
 from lcfl.methods.clustering import LowRankCosine
+from lcfl.runs.checkpoint import CheckpointError
 from tests.helpers.builders import blobs, blobs_module, fedavg, fit
 
 
@@ -182,3 +183,33 @@ def test_threads_of_a_process_wait_for_one_another(tmp_path):
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(train, range(2))
     assert begun == [0, 1] and torch.equal(first, second)
+
+
+def small(rounds, root, ckpt_path=None, **options):
+    options = {"logger": False, "enable_progress_bar": False, "devices": 1, **options}
+    federation = Federation(rounds, accelerator="cpu", evaluate_every=0, default_root_dir=root, **options)
+    return federation.fit(blobs_module(), blobs(4), fedavg(), ckpt_path)
+
+
+def test_a_run_that_is_continued_stays_what_it_was(tmp_path):
+    first = small(2, tmp_path)
+    second = small(3, tmp_path, "last")  # which keeps the checkpoint of the first
+    assert (first.state.round, second.state.round) == (2, 3)
+    assert first.metrics["test/own_split/global/loss"] != second.metrics["test/own_split/global/loss"]
+
+
+def test_a_run_whose_checkpoint_was_removed_says_so(tmp_path):
+    run = small(1, tmp_path)
+    small(2, tmp_path, "last", callbacks=[Checkpoint(keep_last=1)])
+    with pytest.raises(CheckpointError, match=r"round-000001\.ckpt: there is no checkpoint, or no longer: .*keep_last"):
+        run.model("global")
+
+
+def test_a_run_without_checkpoints_says_why_it_has_no_models(tmp_path):
+    options = {"enable_checkpointing": False}
+    for ckpt_path in (None, small(1, tmp_path / "saved").path):  # whose checkpoint is of an earlier round
+        run = small(2, tmp_path / "saved" if ckpt_path else tmp_path, ckpt_path, **options)
+        with pytest.raises(CheckpointError, match=r"^trainer\.enable_checkpointing: got False, so .* fit it again"):
+            run.model("global")
+    with pytest.raises(CheckpointError, match=r"writes none if trainer\.enable_checkpointing is false\.$"):
+        small(2, tmp_path, "last")
