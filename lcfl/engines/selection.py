@@ -30,20 +30,21 @@ def choose_engine(
     """Returns the named engine, or the one that ``auto`` takes.
 
     ``auto`` takes ``compiled`` on a CPU and ``stacked`` on a GPU if it trains the module as it is defined, and else
-    ``sequential``. The choice depends on the module, the shape of the data, the device and whether there is a compiler,
-    and in ``bf16-mixed`` on whether the processor has AMX. It does not depend on measurements: the same command gives
-    the same engine again, and so the same bits. So it is not always the fastest (docs/performance.md).
+    ``sequential``, and logs the reason then. The choice depends on the module, the shape of the data, the device and
+    whether there is a compiler, and in ``bf16-mixed`` on whether the processor has AMX. It does not depend on
+    measurements: the same command gives the same engine again, and so the same bits. So it is not always the fastest
+    (docs/performance.md).
 
-    Args:
-        wanted: a name or ``auto``.
-        module: network, loss and optimizer.
-        data: the data to train on; need not be set up.
-        device: the type of the device.
-        precision: the precision of a step's arithmetic.
-        advice: what to do if the named engine cannot train the module, for the error message.
+        Args:
+            wanted: a name or ``auto``.
+            module: network, loss and optimizer.
+            data: the data to train on; need not be set up.
+            device: the type of the device.
+            precision: the precision of a step's arithmetic.
+            advice: what to do if the named engine cannot train the module, for the error message.
 
-    Raises:
-        ValueError: for an unknown name, or an engine that cannot train the module, with the reason.
+        Raises:
+            ValueError: for an unknown name, or an engine that cannot train the module, with the reason.
     """
     check_choice("trainer.engine: got ", wanted, ("auto", *get_args(EngineName)))
     tried = wanted if wanted != "auto" else "compiled" if device == "cpu" else "stacked"
@@ -55,7 +56,8 @@ def choose_engine(
     except Unsupported as reason:
         if wanted != "auto":
             raise ValueError(f"trainer.engine: got {wanted}, but {reason}; {advice}.") from None
-        LOGGER.info("Engine sequential, because %s does not suit this run: %s.", tried, reason)
+        # A warning reaches standard error from Python, too, where the logger has no handler.
+        LOGGER.warning("Engine sequential, because %s does not suit this run: %s.", tried, reason)
         return "sequential"
     return cast(EngineName, tried)
 

@@ -73,7 +73,7 @@ class StepGraphs:
                 self._recordings[key] = self._record(step, parameters, buffers, inputs, targets, pulls)
             except RuntimeError as error:
                 reason = str(error).partition("\n")[0]
-                LOGGER.info("Engine stacked: its step cannot be recorded as a CUDA graph: %s", reason)
+                LOGGER.warning("Engine stacked: its step cannot be recorded as a CUDA graph: %s", reason)
                 self._fails = True
                 self._recordings, self._held = {}, {}  # memory may be short
                 return step(parameters, buffers, inputs, targets, pulls)
