@@ -1,5 +1,6 @@
 """The construction of a network whose arguments may be unusable."""
 
+import re
 from math import prod
 from typing import Any
 
@@ -13,6 +14,7 @@ from lcfl.models.split_network import NetworkFactory
 
 __all__ = ["checked_network", "constructed"]
 
+UNFIT = re.compile("missing .* required|unexpected keyword|positional argument")  # what Python says of other arguments
 STEPS = ("training_step", "configure_optimizers")  # what a LightningModule does that a network has no place for
 
 
@@ -64,9 +66,11 @@ def constructed(network: NetworkFactory) -> nn.Module:
             made = network()
     except (RuntimeError, TypeError, ArithmeticError, MemoryError) as error:
         reason = str(error).partition("\n")[0]  # torch adds the frames of its own code
+        advice = "Sizes of layers must be whole numbers of at least 1."
+        if isinstance(error, TypeError) and UNFIT.search(reason):
+            advice = "It is called without arguments: give functools.partial(MyNet, ...), or in YAML its init_args."
         raise ValueError(
-            f"model.network: it cannot be made with its arguments ({type(error).__name__}: {reason}). Sizes of layers "
-            "must be whole numbers of at least 1."
+            f"model.network: it cannot be made with its arguments ({type(error).__name__}: {reason}). {advice}"
         ) from error
     for name, parameter in made.named_parameters():
         if not is_lazy(parameter) and parameter.numel() == 0:
