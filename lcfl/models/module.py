@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from inspect import signature
 from math import inf
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import lightning.pytorch as pl
@@ -28,7 +27,7 @@ from lcfl.models.construction import checked_network
 from lcfl.models.frozen import frozen_layers, set_trainable
 from lcfl.models.layout import Layout
 from lcfl.models.metrics import CLASS_LOSSES, keep_apart, metric_collection, reads_logits, reported_metric
-from lcfl.models.pretrained import load_weights
+from lcfl.models.pretrained import Weights, load_weights
 from lcfl.models.pulls import NO_PULLS, Pulls
 from lcfl.models.split_network import NetworkFactory
 
@@ -71,7 +70,7 @@ class FederatedModule(pl.LightningModule):
         larger_is_better: whether larger values of the reported metric are better; None for what torchmetrics says of
             it. Smaller losses are better.
         init_from: a file with a network's state dict (``torch.save(network.state_dict(), path)``, or a file of
-            safetensors). Every initial model is read from it instead of being drawn.
+            safetensors). Every initial model is read from it instead of being drawn. In Python also the state dict.
         init_except: patterns of what is drawn all the same, e.g. ``["fc"]`` for a network with other classes than that
             of the file. What they cover in the file is not read.
         trainable: patterns of the parameters that are trained, e.g. ``["fc", "layer4.*.bn*"]``. The others are frozen:
@@ -91,8 +90,8 @@ class FederatedModule(pl.LightningModule):
     Raises:
         ValueError: for a negative weight, a network that is an object instead of a factory, one with a training step or
             optimizer of its own, one without the layer `cut`, one whose layers have impossible sizes or do not fit into
-            memory, a factory whose networks share parameters, an optimizer that is an object, a file `init_from` that
-            does not fit the network, a pattern that covers nothing, a network without a trained parameter, an unknown
+            memory, a factory whose networks share parameters, an optimizer that is an object, weights `init_from` that
+            do not fit the network, a pattern that covers nothing, a network without a trained parameter, an unknown
             `buffer_policy`, a metric with a name that lcfl uses itself, or a reported metric that is not measured or of
             which nobody says whether larger is better.
 
@@ -118,7 +117,7 @@ class FederatedModule(pl.LightningModule):
         metrics: dict[str, Metric] | None = None,
         report: str = "acc",
         larger_is_better: bool | None = None,
-        init_from: str | Path | None = None,
+        init_from: Weights | None = None,
         buffer_policy: BufferPolicy = "average",
         trainable: list[str] | None = None,
         init_except: list[str] | None = None,
@@ -308,7 +307,7 @@ class FederatedModule(pl.LightningModule):
 
     @property
     def initial_fingerprint(self) -> str | None:
-        """SHA-256 (hex) of the weights from `init_from`, whatever the name of the file; None without such a file."""
+        """SHA-256 (hex) of the weights from `init_from`, whatever the name of the file; None without such weights."""
         if self._given is None:
             return None
         names = [name for name, _ in (*self.network.named_parameters(), *self.network.named_buffers())]

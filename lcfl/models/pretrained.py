@@ -2,15 +2,21 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product, takewhile
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from lcfl.models.patterns import covers, layer_of
 
-__all__ = ["load_weights"]
+__all__ = ["Weights", "load_weights"]
+
+if TYPE_CHECKING:
+    Weights = str | Path | Mapping[str, Tensor]
+else:
+    Weights = str | Path  # what an option can be
 
 SHOWN = 3  # most names in a message
 WRAPPERS = ("state_dict", "model")  # entries under which training scripts save a state dict beside other things
@@ -18,8 +24,8 @@ MODULE = "network."  # where a FederatedModule has its network; its loss may hav
 ADAPTED = ".base_layer"  # what peft inserts into the names of a layer that it adds an adapter to
 
 
-def load_weights(network: nn.Module, path: str | Path, but: Sequence[str] | None = None) -> dict[str, Tensor]:
-    """Fills a network, including its buffers, from a file with a state dict.
+def load_weights(network: nn.Module, weights: Weights, but: Sequence[str] | None = None) -> dict[str, Tensor]:
+    """Fills a network, including its buffers, from a state dict or from a file with one.
 
     The file is one that ``torch.save(network.state_dict(), path)`` or the package safetensors wrote. It can hold
     numbers but never code. The state dict may be the entry ``state_dict`` or ``model`` of a dict. First components that
@@ -28,28 +34,35 @@ def load_weights(network: nn.Module, path: str | Path, but: Sequence[str] | None
 
     Args:
         network: the network.
-        path: the file; one whose name ends in ``.safetensors`` is read by that package.
+        weights: the state dict, or the file; one whose name ends in ``.safetensors`` is read by that package.
         but: patterns (`lcfl.models.patterns`) of entries that are not read, so that the network keeps what it has.
 
     Returns:
-        What the network was given, by its names.
+        A copy of what the network was given, by its names.
 
     Raises:
-        ValueError: if there is no such file, it holds something else, its names or shapes do not fit the network, or a
-            pattern covers nothing; or for safetensors without that package.
+        ValueError: if there is no such file, it or the state dict holds something else, its names or shapes do not fit
+            the network, or a pattern covers nothing; or for safetensors without that package.
+        TypeError: for weights of another kind.
     """
     but, expected = [] if but is None else but, network.state_dict()
     if isinstance(but, str):
         raise ValueError(f"model.init_except: got the text {but!r}; it must be a list of patterns, e.g. ['{but}'].")
-    content = _read(path)
+    if isinstance(weights, Mapping):
+        source = "the given state dict"
+        # What is trained on must not change it.
+        content = {name: each.detach().to("cpu", copy=True) for name, each in _tensors(weights, source).items()}
+    else:
+        source = str(weights)
+        content = dict(_tensors(_read(weights), source))
     given = _renamed(_but(content, but), expected)  # a loss with weights, say, would hide what all other names share
     if idle := [each for each in but if not any(covers(each, name) for name in (*expected, *given, *content))]:
         raise ValueError(
-            f"model.init_except: neither the network {type(network).__name__} nor {path} has "
+            f"model.init_except: neither the network {type(network).__name__} nor {source} has "
             f"{', '.join(map(repr, idle))}. Name entries that do not fit, such as the layer of the class scores."
         )
     given, expected = _but(given, but), _but(expected, but)
-    _check_fit(given, expected, f"model.init_from: {path} does not fit the network {type(network).__name__}")
+    _check_fit(given, expected, f"model.init_from: {source} does not fit the network {type(network).__name__}")
     network.load_state_dict(given, strict=False)
     return given
 
@@ -98,26 +111,39 @@ def _shortened(names: Iterable[str]) -> list[list[str]]:
     return [[".".join(each[start:]) for each in parts] for start in range(num_shared + 1)]
 
 
-def _read(path: str | Path) -> Mapping[str, Tensor]:
+def _read(path: str | Path) -> Any:
+    if not isinstance(path, str | PathLike):
+        raise TypeError(
+            f"model.init_from: got {type(path).__name__}; it must be a file with a network's state dict, or the state "
+            "dict itself (network.state_dict())."
+        )
     if not Path(path).is_file():
         raise ValueError(
             f"model.init_from: there is no file {str(path)!r}; give a file with a network's state dict, or null (which "
             "also lets you resume, or evaluate, a run whose file is gone)."
         )
-    save = "write it with torch.save(network.state_dict(), path)"
     try:
-        content = _safetensors(path) if Path(path).suffix == ".safetensors" else _pickled(path)
+        return _safetensors(path) if Path(path).suffix == ".safetensors" else _pickled(path)
     except ImportError:
         raise ValueError(
             f"model.init_from: {path} needs the package safetensors: pip install 'lcfl[pretrained]'."
         ) from None
     except Exception as error:  # the class of the error depends on what the file holds
-        raise ValueError(f"model.init_from: {path} cannot be read as weights ({error}); {save}.") from error
+        raise ValueError(
+            f"model.init_from: {path} cannot be read as weights ({error}); write it with "
+            "torch.save(network.state_dict(), path)."
+        ) from error
+
+
+def _tensors(content: Any, source: str) -> Mapping[str, Tensor]:
+    """Returns the state dict in what a source holds."""
     wrapped = [content[name] for name in WRAPPERS if isinstance(content, Mapping) and name in content]
     content = wrapped[0] if wrapped and isinstance(wrapped[0], Mapping) else content
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
         got = f"entries {_few(map(str, content))}" if isinstance(content, Mapping) else f"a {type(content).__name__}"
-        raise ValueError(f"model.init_from: {path} holds {got}, not a state dict of tensors; {save}.")
+        raise ValueError(
+            f"model.init_from: {source} holds {got}, not a state dict of tensors, as network.state_dict() returns."
+        )
     return content
 
 

@@ -75,6 +75,33 @@ def test_missing_files_and_files_of_another_format_are_refused(tmp_path):
         load_weights(MLP(4), tmp_path / "text.pt")
 
 
+def test_a_state_dict_in_memory_is_like_its_file_and_is_copied(tmp_path):
+    trained = Normed()
+    of_file = FederatedModule(Normed, init_from=saved(tmp_path, trained.state_dict()))
+    given = FederatedModule(Normed, init_from=trained.state_dict())
+    for parameter in trained.parameters():
+        parameter.data.zero_()
+    assert torch.equal(given.initial_model(0), of_file.initial_model(0))
+    assert given.initial_fingerprint == of_file.initial_fingerprint
+
+
+@pytest.mark.parametrize(
+    ("weights", "error", "words"),
+    [
+        (state(decision__bias=None), ValueError, r"the given state dict does not fit the network MLP: it lacks"),
+        ({"epoch": 3}, ValueError, "the given state dict holds entries epoch, not a state dict of tensors"),
+        (
+            MLP(4, [3], 2),
+            TypeError,
+            r"got MLP; it must be a file .* or the state dict itself",
+        ),
+    ],
+)
+def test_what_is_no_state_dict_of_the_network_is_refused(weights, error, words):
+    with pytest.raises(error, match=rf"^model\.init_from: {words}"):
+        FederatedModule(partial(MLP, 4, [3], 2), init_from=weights)
+
+
 def prefixed(prefix, content):
     return {prefix + name: value for name, value in content.items()}
 
