@@ -91,6 +91,9 @@ def launch(fabric: Fabric, function: Callable[..., Any], *args: Any) -> Any:
 
     Under fork and spawn the return value must be small and plain. The first exception of any rank is raised here, not
     the exceptions that follow from it. Its notes contain the rank and the traceback on that rank.
+
+    Raises:
+        ValueError: if spawned ranks cannot get the function or its arguments.
     """
     launcher = fabric.strategy.launcher
     start_method = getattr(launcher, "_start_method", None)
@@ -111,6 +114,15 @@ def launch(fabric: Fabric, function: Callable[..., Any], *args: Any) -> Any:
             return fabric.launch(guarded, *args)
         except (ProcessRaisedException, ProcessExitedException) as error:
             raise _cause(error, errors, flag) from None
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            if start_method != "spawn":
+                raise
+            # No rank has started: what one raises comes as one of the exceptions above.
+            raise ValueError(
+                f"trainer.strategy: got ddp_spawn, whose processes import everything that they use ({error}). In place "
+                "of a lambda or a function in a function, give a class or a functools.partial of one, or set "
+                "trainer.strategy to ddp_fork or trainer.devices to 1."
+            ) from error
         finally:
             gc.unfreeze()
             # Lightning leaves the address of the ranks behind, and a second launch would try to use it again.

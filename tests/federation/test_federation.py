@@ -10,10 +10,11 @@ import torch
 from lightning.fabric.loggers import CSVLogger
 from torch.utils.data import TensorDataset
 
-from lcfl import Callback, Federation, Method
+from lcfl import Callback, FederatedModule, Federation, Method
 from lcfl.callbacks import Checkpoint, EarlyStopping, LabelSimilarity
 from lcfl.methods.aggregation import GlobalMean
 from lcfl.methods.clustering import LowRankCosine
+from lcfl.models import MLP
 from lcfl.runs.checkpoint import CheckpointError
 from tests.helpers.builders import blobs, blobs_module, fedavg, fit
 
@@ -213,3 +214,11 @@ def test_a_run_without_checkpoints_says_why_it_has_no_models(tmp_path):
             run.model("global")
     with pytest.raises(CheckpointError, match=r"writes none if trainer\.enable_checkpointing is false\.$"):
         small(2, tmp_path, "last")
+
+
+def test_spawned_ranks_refuse_what_they_cannot_import(tmp_path):
+    module = FederatedModule(lambda: MLP(16))
+    federation = Federation(1, accelerator="cpu", devices=2, strategy="ddp_spawn", default_root_dir=tmp_path)
+    with pytest.raises(ValueError, match=r"^trainer\.strategy: got ddp_spawn, .*lambda.* give a class or a functools"):
+        federation.fit(module, blobs(4), fedavg())
+    assert not list(tmp_path.iterdir())
