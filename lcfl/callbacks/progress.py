@@ -17,6 +17,7 @@ from lcfl.core.messages import Uplink
 from lcfl.core.metric_names import ACCURACY, MODEL_KINDS, TRIVIAL, Reported, added_metrics
 from lcfl.core.output import lossy_output
 from lcfl.core.state import FederationState
+from lcfl.runs.directory import how_to_resume
 from lcfl.server.metrics import Evaluation
 from lcfl.server.server import Server
 
@@ -246,7 +247,7 @@ def stopped(server: Server) -> str:
         reason = f"signal {server.stop_signal}"
     text = f"stopped by {reason} after {max(server.state.round, 0)} of {server.schedule.rounds} rounds; "
     if any(isinstance(callback, Checkpoint) for callback in server.callbacks):
-        return text + "resume it with --ckpt_path last, or ckpt-path='last' on a fleet"
+        return text + f"resume it {how_to_resume(server.run_dir)}"
     return text + "it cannot be resumed, because trainer.enable_checkpointing is false"
 
 

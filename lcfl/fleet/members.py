@@ -14,7 +14,7 @@ from lcfl.distributed.tasks import Lost
 from lcfl.fleet.messages import Message
 from lcfl.fleet.post import Post, one_line
 from lcfl.runs.checkpoint import CheckpointError
-from lcfl.runs.result import MEMBERS
+from lcfl.runs.directory import MEMBERS
 
 __all__ = ["Admission", "Member", "is_word", "numbered", "read_members", "write_members"]
 

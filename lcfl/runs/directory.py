@@ -11,8 +11,9 @@ try:
 except ImportError:  # Windows has no flock, so two writers are not detected there
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["RunDirectory", "run_versions"]
+__all__ = ["MEMBERS", "RunDirectory", "how_to_resume", "run_versions"]
 
+MEMBERS = "fleet.json"  # who the clients are, in the directory of a run whose clients are machines of their own
 VERSION = re.compile(r"version_(\d+)")
 IS_LOCKED = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 HAS_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)  # some network file systems
@@ -22,6 +23,11 @@ def run_versions(root: Path, name: str) -> list[Path]:
     """Returns the run directories of that name, the highest version first."""
     paths = [path for path in (root / name).glob("version_*") if VERSION.fullmatch(path.name)]
     return sorted(paths, key=lambda path: -int(path.name.removeprefix("version_")))
+
+
+def how_to_resume(run: Path) -> str:
+    """Returns the option that resumes the newest run, in the form in which a run like this one takes it."""
+    return "with ckpt-path='last'" if (run / MEMBERS).is_file() else "with --ckpt_path last"
 
 
 class RunDirectory:

@@ -14,6 +14,7 @@ from typing import Any, Self
 from lcfl.core.earlier_versions import with_current_metrics, with_current_names
 from lcfl.core.metric_names import TRIVIAL, Reported
 from lcfl.core.validation import abbreviated
+from lcfl.runs.directory import how_to_resume
 from lcfl.runs.user_code import Code, changed_modules
 
 __all__ = ["FinishedRun", "find_runs", "metrics_of", "trivial_value"]
@@ -157,8 +158,7 @@ def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
             summary = folder / "summary.json"
             if not summary.is_file():
                 warnings.warn(
-                    f"{folder} is left out: it is not finished. Resume it with --ckpt_path last, or ckpt-path='last' "
-                    "on a fleet.",
+                    f"{folder} is left out: it is not finished. Resume it {how_to_resume(folder)}.",
                     stacklevel=2,
                 )
                 continue

@@ -17,11 +17,10 @@ from lcfl.methods.exchange import ModelKind
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
 from lcfl.runs import checkpoint, checkpoint_lookup
+from lcfl.runs.directory import MEMBERS
 from lcfl.runs.finished import metrics_of
 
-__all__ = ["MEMBERS", "Run"]
-
-MEMBERS = "fleet.json"  # who the clients are, in the directory of a run whose clients are machines of their own
+__all__ = ["Run"]
 
 
 class Run:

@@ -128,7 +128,9 @@ def test_kinds_of_model_that_not_all_seeds_have_are_left_out(tmp_path, kinds):
 
 def test_an_unfinished_run_is_left_out_with_a_warning(tmp_path):
     (made(tmp_path, "a", 0) / "summary.json").unlink()
-    with pytest.warns(UserWarning, match=r"version_0 is left out: it is not finished"):
+    with pytest.warns(
+        UserWarning, match=r"version_0 is left out: it is not finished\. Resume it with --ckpt_path last\.$"
+    ):
         assert find_runs([tmp_path]) == []
 
 

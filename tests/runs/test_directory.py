@@ -8,7 +8,7 @@ import signal
 import pytest
 
 import lcfl.runs.directory
-from lcfl.runs.directory import RunDirectory, run_versions
+from lcfl.runs.directory import MEMBERS, RunDirectory, how_to_resume, run_versions
 
 FORK = multiprocessing.get_context("fork")
 
@@ -18,6 +18,12 @@ def test_versions_count_up(tmp_path):
     assert [run.path for run in runs] == [tmp_path / "name" / f"version_{number}" for number in range(3)]
     assert RunDirectory.claim(tmp_path, "other").path.name == "version_0"
     assert runs[0].checkpoints == tmp_path / "name" / "version_0" / "checkpoints"
+
+
+def test_a_run_is_resumed_with_the_option_of_its_kind(tmp_path):
+    assert how_to_resume(tmp_path) == "with --ckpt_path last"
+    (tmp_path / MEMBERS).touch()
+    assert how_to_resume(tmp_path) == "with ckpt-path='last'"
 
 
 def test_versions_are_sorted_as_numbers_and_other_names_are_ignored(tmp_path):
