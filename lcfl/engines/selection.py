@@ -35,16 +35,16 @@ def choose_engine(
     measurements: the same command gives the same engine again, and so the same bits. So it is not always the fastest
     (docs/performance.md).
 
-        Args:
-            wanted: a name or ``auto``.
-            module: network, loss and optimizer.
-            data: the data to train on; need not be set up.
-            device: the type of the device.
-            precision: the precision of a step's arithmetic.
-            advice: what to do if the named engine cannot train the module, for the error message.
+    Args:
+        wanted: a name or ``auto``.
+        module: network, loss and optimizer.
+        data: the data to train on; need not be set up.
+        device: the type of the device.
+        precision: the precision of a step's arithmetic.
+        advice: what to do if the named engine cannot train the module, for the error message.
 
-        Raises:
-            ValueError: for an unknown name, or an engine that cannot train the module, with the reason.
+    Raises:
+        ValueError: for an unknown name, or an engine that cannot train the module, with the reason.
     """
     check_choice("trainer.engine: got ", wanted, ("auto", *get_args(EngineName)))
     tried = wanted if wanted != "auto" else "compiled" if device == "cpu" else "stacked"
