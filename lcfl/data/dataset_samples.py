@@ -82,8 +82,9 @@ class DatasetSamples(Samples):
     def fingerprint(self) -> str:
         """Returns the SHA-256 of labels, split, class names, raw ``data`` or ``tensors`` and a selection of items.
 
-        It is computed once. Each item is read in a separate random stream, so random transforms give equal items every
-        time. This fails for a data set that draws from a private generator: its items are left out, with a warning.
+        Sparse tensors are left out. It is computed once. Each item is read in a separate random stream, so random
+        transforms give equal items every time. This fails for a data set that draws from a private generator: its items
+        are left out, with a warning.
         """
         if self._fingerprint is None:
             digest = hashlib.sha256(f"{self.num_train}/{self.num_classes}".encode())
@@ -91,8 +92,9 @@ class DatasetSamples(Samples):
                 update_digest(digest, self.labels)
             for name, part in self._parts.items():
                 digest.update(f"{type(part).__module__}.{type(part).__qualname__}".encode())
-                for raw in (getattr(part, "data", None), *getattr(part, "tensors", ())):
-                    if isinstance(raw, Tensor | np.ndarray):
+                tensors = getattr(part, "tensors", None)
+                for raw in (getattr(part, "data", None), *(() if tensors is None else tensors)):
+                    if isinstance(raw, np.ndarray) or (isinstance(raw, Tensor) and raw.layout == torch.strided):
                         update_digest(digest, raw)
                 digest.update(self._digest_of_items(name))
             self._fingerprint = digest.hexdigest()

@@ -10,6 +10,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -295,7 +296,22 @@ def _checked_labels(labels: NDArray[Any] | Tensor | Sequence[int], num_classes: 
 
 
 def update_digest(digest: Any, values: Tensor | NDArray[Any]) -> None:
-    """Feeds type, shape and bytes of an array to the digest."""
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+    """Feeds type, shape and content of an array or a dense tensor to the digest.
+
+    Objects are held as pointers, which differ from process to process. So texts, bytes, numbers and None are written
+    out, and of an array with any other object only type and shape count.
+    """
+    if isinstance(values, Tensor):
+        tensor = values.detach().cpu()
+        try:
+            array = tensor.numpy(force=True)
+        except TypeError:  # numpy has no bfloat16 and no float8
+            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            array = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+    else:
+        array = values
     digest.update(f"{array.dtype.str}{array.shape}".encode())
-    digest.update(np.ascontiguousarray(array).data)
+    if not array.dtype.hasobject:
+        digest.update(np.ascontiguousarray(array).view(np.uint8).data)  # times have no buffer of their own
+    elif all(isinstance(each, str | bytes | Number | None) for each in array.flat):
+        digest.update(repr(array.ravel().tolist()).encode())

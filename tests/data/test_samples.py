@@ -1,5 +1,6 @@
 """Tests of samples: batches hold the requested samples, normalised, and fingerprints detect every change."""
 
+import copy
 import random
 import warnings
 
@@ -249,6 +250,44 @@ def test_dataset_fingerprint_depends_on_raw_data_and_labels():
     assert fingerprint() == fingerprint()
     test = [(torch.zeros(1), 1)]
     assert len({fingerprint(), fingerprint(value=1.0), fingerprint(label=1), fingerprint(test=test)}) == 4
+
+
+RAW = {
+    "texts": lambda last: np.array([f"text {n}" for n in (0, last)], dtype=object),
+    "mixed": lambda last: np.array([[b"a", None], [1.5, last]], dtype=object),
+    "times": lambda last: np.array(["2020-01-01", f"2020-01-0{last}"], dtype="datetime64[D]"),
+    "bfloat16": lambda last: torch.tensor([0, last]).bfloat16(),
+}
+
+
+@pytest.mark.parametrize("raw", RAW)
+def test_dataset_fingerprint_depends_on_the_content_of_raw_data_of_any_kind(raw):
+    def fingerprint(last):
+        items = Items()
+        items.targets, items.data = [0, 1] * 32, RAW[raw](last)
+        kept.append(items)  # so that no memory is used again
+        return DatasetSamples(items, None, 2).fingerprint()
+
+    kept = []
+    assert fingerprint(2) == fingerprint(2) != fingerprint(3)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"data": np.array([object(), "a"])},
+        {"data": np.zeros(2, dtype=[("a", int), ("b", object)])},
+        {"data": torch.eye(3).to_sparse()},
+        {"tensors": None},
+    ],
+)
+def test_raw_data_without_bytes_in_order_do_not_count(raw):
+    def fingerprint(**attributes):
+        items = Items()
+        vars(items).update(attributes)
+        return DatasetSamples(items, None, 2).fingerprint()
+
+    assert fingerprint(**raw) == fingerprint(**copy.deepcopy(raw))
 
 
 @pytest.mark.parametrize(
