@@ -58,11 +58,13 @@ def _measured(
     values = np.full(len(clients), np.nan)
     for place, client in enumerate(clients):
         own, test = data.seen_by(client), data.population.test[protocol][client]
+        if not len(test):  # items cannot be stacked if there are none
+            continue
         with rng.seeded(seed, "trivial", client):
             learnt = own.targets(data.population.train[client])
             targets = data.seen_by(client, protocol).targets(test)
         constant = constant_output(learnt, shape, module.loss)
-        if constant is not None and len(test):
+        if constant is not None:
             pieces = targets.split(most_outputs(shape.numel()))
             batches = ((constant.expand(len(piece), *shape), piece) for piece in pieces)
             values[place] = measure(module, batches).get(module.reported.name, np.nan)

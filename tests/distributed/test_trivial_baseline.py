@@ -122,9 +122,19 @@ def test_there_is_none_if_no_constant_is_known():
     assert trivial_baseline(module, data, [0, 1]) == {}
 
 
-def test_a_client_without_test_samples_does_not_count():
+class Items(list):
+    """A data set that is read item by item and knows its owners."""
+
+    ward = (*"aaaab",)
+
+
+@pytest.mark.parametrize("item_by_item", [False, True])
+def test_a_client_without_test_samples_does_not_count(item_by_item):
     targets = torch.tensor([1.0, 3.0, 5.0, 7.0, 9.0])[:, None]
-    data = own_data(targets, owners=["a", "a", "a", "a", "b"])
+    data = own_data(targets, owners=Items.ward)
+    if item_by_item:
+        items = Datasets(Items((target, target) for target in targets))
+        data = loaded(FederatedDataModule(items, ByOwner("ward"), val_fraction=0.0))
     module = FederatedModule(
         partial(nn.Linear, 1, 1), cut=None, loss=nn.MSELoss(), metrics={"mse": MeanSquaredError()}, report="mse"
     )
