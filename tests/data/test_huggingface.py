@@ -78,6 +78,24 @@ def test_targets_are_classes_only_if_somebody_says_so():
         HuggingFace(split, "age", "visits", num_classes=5).load()
 
 
+def test_classes_have_names_which_all_splits_number_alike():
+    assert HuggingFace(rows(9), "age", "ill").classes == ("no", "yes")
+    assert HuggingFace(rows(9), "age", "visits", num_classes=9).classes is None
+    parts = hub.DatasetDict(train=one(x=[1.0, 2.0, 3.0], y=[*"abc"]), test=one(x=[1.0, 3.0], y=[*"ac"]))
+    alike = parts.cast_column("y", hub.ClassLabel(names=["a", "b", "c"]))
+    assert HuggingFace(alike, "x", "y", test="test").load().labels.tolist() == [0, 1, 2, 0, 2]
+    apart = parts.class_encode_column("y")
+    message = "^HuggingFace: class 1 of column 'y' is 'b' in train, but 'c' in test; number the classes alike in all"
+    for role in ("val", "test"):
+        with pytest.raises(ValueError, match=message):
+            HuggingFace(apart, "x", "y", **{role: "test"})
+    few = hub.DatasetDict(train=apart["train"], test=one(x=[1.0], y=[*"a"]).class_encode_column("y"))
+    with pytest.raises(ValueError, match="class 1 of column 'y' is 'b' in train, but None in test"):
+        HuggingFace(few, "x", "y", test="test")
+    aligned = apart.align_labels_with_mapping({"a": 0, "b": 1, "c": 2}, "y")
+    assert HuggingFace(aligned, "x", "y", test="test").load().labels.tolist() == [0, 1, 2, 0, 2]
+
+
 def test_an_image_as_target_is_a_mask_of_whole_numbers():
     split = rows(4)
     _, masks = read(HuggingFace(split, "photo", "grey"))

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
+from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -54,7 +55,8 @@ class HuggingFace(FederatedDataset):
     Raises:
         ModuleNotFoundError: if the library is not installed.
         FileNotFoundError: if there is no such data set, or it cannot be downloaded.
-        ValueError: if a split or column is missing, the data set is streamed, or a value is unusable.
+        ValueError: if a split or column is missing, the data set is streamed, a value is unusable, or splits number
+            their classes differently.
     """
 
     def __init__(
@@ -83,13 +85,14 @@ class HuggingFace(FederatedDataset):
         self._names = {"train": train, "val": val, "test": test}
         for name, part in self._parts.items():
             check_columns(part, str(self._names[name]), [*self._inputs, *self._target])
-        named = class_names(self._parts["train"], self._target[0]) if len(self._target) == 1 else None
+        named = self._class_names() if len(self._target) == 1 else None
         if named is not None and num_classes not in (None, len(named)):
             raise ValueError(
                 f"HuggingFace: column {self._target[0]!r} has {len(named)} classes ({', '.join(named[:5])}, ...), but "
                 f"num_classes is {num_classes}; leave it out"
             )
         self.num_classes = num_classes if named is None else len(named)
+        self.classes = None if named is None else tuple(named)
         first = {"train": self._parts["train"].select([0])}
         inputs_of_first, targets_of_first = self._read(first)
         self.shape, self.dtype = tuple(inputs_of_first.shape[1:]), network_dtype(inputs_of_first)
@@ -121,6 +124,22 @@ class HuggingFace(FederatedDataset):
         start = len(columns["train"])
         part[start : start + len(columns.get("val", ()))] = VAL
         return replace(owners, part=part)
+
+    def _class_names(self) -> list[str] | None:
+        """Returns the names of the classes, which the splits must number in one way; None if they have none."""
+        column = self._target[0]
+        names = class_names(self._parts["train"], column)
+        for name, part in self._parts.items():
+            own = class_names(part, column)
+            if names is None or own is None or own == names:
+                continue
+            number, (one, other) = next((n, pair) for n, pair in enumerate(zip_longest(names, own)) if len({*pair}) > 1)
+            raise ValueError(
+                f"HuggingFace: class {number} of column {column!r} is {one!r} in {self._names['train']}, but {other!r} "
+                f"in {self._names[name]}; number the classes alike in all splits with align_labels_with_mapping, or "
+                f"make them of texts with cast_column({column!r}, ClassLabel(names=[...])) for all splits"
+            )
+        return names
 
     def _read(self, parts: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Reads inputs [S, ...] and targets [S, ...] of splits."""

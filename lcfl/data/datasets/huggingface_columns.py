@@ -159,7 +159,10 @@ def _declared_type(feature: Any) -> np.dtype[Any]:
 def _why_not(values: NDArray[Any]) -> str:
     """Returns the end of a sentence that says why values cannot become one array of numbers."""
     if values.dtype.kind in "US":
-        return "holds texts, not numbers; use a tokenizer or a transform, or class_encode_column for labels"
+        return (
+            "holds texts, not numbers; use a tokenizer or a transform, or for labels cast_column with one "
+            "ClassLabel(names=[...]) for all splits"
+        )
     if values.dtype.kind != "O":
         return f"holds {values.dtype}, not numbers; use a transform"
     first = np.shape(values[0])
