@@ -95,9 +95,10 @@ def _rows(run: Run, path: Path, kind: str, only: str | None, protocol: str | Non
             "Python, which is the network."
         )
     clients = torch.nonzero(run.state.active).flatten().tolist() if only is None else [run.client(only)]
-    columns = (
-        LABELS if has_labels else [*_numbered("target", spec.target_shape), *_numbered("output", spec.target_shape)]
-    )
+    columns = list(LABELS)
+    if not has_labels:  # a network may return more numbers than a target has, such as a mean and a variance
+        outputs = run.model(kind, client=clients[0])(spec.blank(1)[0])  # type: ignore[arg-type]
+        columns = [*_numbered("target", spec.target_shape), *_numbered("output", outputs.shape[1:])]
     yield ["client", *(["name"] if population.names else []), "index", *columns]
     for client in clients:
         network = run.model(kind, client=client)  # type: ignore[arg-type]
@@ -131,10 +132,11 @@ def _name(prediction: int, classes: Sequence[str]) -> str:
 
 
 def _numbers(outputs: Tensor, targets: Tensor) -> Iterator[list[object]]:
-    for target, output in zip(targets.reshape(len(targets), -1).tolist(), outputs.flatten(1).tolist(), strict=True):
+    rows = [each.reshape(len(each), -1).tolist() for each in (targets, outputs)]
+    for target, output in zip(*rows, strict=True):
         yield [f"{value:.6g}" for value in (*target, *output)]
 
 
 def _numbered(name: str, shape: Sequence[int]) -> list[str]:
-    """Returns the names of the columns of one target: ``target``, or ``target_0``, ``target_1``, ... for several."""
+    """Returns the names of columns: ``target`` for one number, or ``target_0``, ``target_1``, ... for several."""
     return [name] if prod(shape) == 1 else [f"{name}_{number}" for number in range(prod(shape))]

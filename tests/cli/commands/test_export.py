@@ -193,6 +193,54 @@ def test_the_predictions_of_one_client_are_printed(run, capsys):
     assert {line.split(",")[0] for line in lines[1:]} == {"2"}
 
 
+OWN = """
+import torch
+from torch import nn
+
+class Sums(torch.utils.data.TensorDataset):
+    def __init__(self, shape: list[int]):
+        inputs = torch.linspace(-1, 1, 80).view(20, 4)
+        super().__init__(inputs, inputs.sum(1).view(-1, *[1] * len(shape)).expand(20, *shape))
+
+class Network(nn.Linear):
+    def __init__(self, outputs: list[int]):
+        super().__init__(4, torch.Size(outputs).numel())
+        self.shape = outputs
+    def forward(self, inputs):
+        return super().forward(inputs).view(-1, *self.shape)
+
+class Likelihood(nn.Module):
+    def forward(self, outputs, targets):
+        return nn.functional.gaussian_nll_loss(outputs[:, :1], targets, outputs[:, 1:].exp())
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "output", "loss", "columns"),
+    [
+        ([], [], "torch.nn.MSELoss", ["target", "output"]),
+        ([2], [2], "torch.nn.MSELoss", ["target_0", "target_1", "output_0", "output_1"]),
+        ([1], [2], "own_sums.Likelihood", ["target", "output_0", "output_1"]),
+    ],
+)
+def test_numbers_have_a_column_for_each_number_of_target_and_output(here, target, output, loss, columns):
+    (here / "own_sums.py").write_text(OWN)
+    train = f"--data.dataset.train={{class_path: own_sums.Sums, init_args: {{shape: {target}}}}}"
+    network = f"--model.network={{class_path: own_sums.Network, init_args: {{outputs: {output}}}}}"
+    trained = shared(
+        here, *FEDAVG, *SMALL, "--data.dataset=Datasets", train, "--data.partition=IID", "--data.num_clients=4",
+        network, "--model.cut=null", f"--model.loss={loss}", "--model.report=loss",
+    )  # fmt: skip
+    predict.main([str(trained.path), "--model=global", "--out=numbers.csv"])
+    with open("numbers.csv") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["client", "index", *columns] and rows
+    inputs = torch.linspace(-1, 1, 80).view(20, 4)[[int(row[1]) for row in rows]]
+    expected = trained.model("global")(inputs).view(len(rows), -1)
+    found = torch.tensor([[float(cell) for cell in row[-expected.shape[1] :]] for row in rows])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_an_unknown_protocol_is_refused(run):
     with pytest.raises(ValueError, match="got --protocol global; this run has own_split"):
         predict.main([str(run.path), "--model=global", "--protocol=global", "--out=x.csv"])
