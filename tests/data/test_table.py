@@ -257,6 +257,17 @@ def test_parquet_holds_the_same_as_csv(tmp_path):
         assert one.fingerprint() == other.fingerprint()
 
 
+def test_row_numbers_of_pandas_in_parquet_are_no_feature_unless_they_are_named(tmp_path):
+    numbers = {"__index_level_0__": [7, 2]}
+    parquet(tmp_path / "a.parquet", age=[1, 2], outcome=["x", "y"], **numbers)
+    parquet(tmp_path / "b.parquet", age=[3, 4], outcome=["x", "y"])
+    parquet(tmp_path / "c.parquet", **numbers, age=[5, 6], outcome=["x", "y"])
+    assert dataset(tmp_path).columns == ("age",)
+    assert dataset(tmp_path).load().inputs.flatten().tolist() == [1, 2, 3, 4, 5, 6]
+    (tmp_path / "b.parquet").unlink()
+    assert dataset(tmp_path, features=[*numbers]).load().inputs.flatten().tolist() == [7, 2, 7, 2]
+
+
 def test_accents_in_parquet_may_be_stored_apart_from_their_letters(tmp_path):
     apart, whole = (normalize(form, "größe") for form in ("NFD", "NFC"))
     parquet(tmp_path / "a.parquet", **{"more": ["?", "!"], apart: [1, 2], "outcome": ["x", "y"]})

@@ -1,6 +1,7 @@
 """Reads tables with named columns. Shapes: n rows of a table, p features, t targets, S rows in all."""
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -21,6 +22,7 @@ from lcfl.data.datasets.table_files import Columns, Unusable, names_in, read_col
 
 __all__ = ["Table"]
 
+ROW_NAMES = re.compile(r"__index_level_\d+__")  # pandas' name in Parquet for an index that has none, as after a filter
 MISSING_CLASS = ("", "na", "n/a", "null", "?")  # how people write that a class is not known
 
 
@@ -35,7 +37,7 @@ class Table(Reader):
     Args:
         target: the column of the target; with ``regression`` also several columns.
         features: the columns of the features, in this order; None for all other columns, in the order of the first
-            file.
+            file, without an index of pandas that has no name.
         regression: whether targets are numbers to predict and not classes.
         delimiter: the sign between two cells of a ``.csv`` file.
     """
@@ -78,7 +80,9 @@ class Table(Reader):
         size = sum(os.path.getsize(path) for part in parts for path in part.paths if os.path.exists(path))
         first = parts[0].paths[0]
         known = self._names(parts[0], first)
-        features = self._features or [name for name in known if name not in self._targets]
+        features = self._features or [
+            name for name in known if name not in self._targets and not ROW_NAMES.fullmatch(name)
+        ]
         if not features:
             refuse(parts[0].client, first, f"it has only the column {known[0]!r}; a table needs features, too")
         if "" in features:
@@ -123,7 +127,7 @@ class Table(Reader):
         """Refuses a file without a column that is needed, and if all columns are features, one with other columns."""
         names = known if path == first else self._names(part, path)
         missing = [name for name in (*features, *self._targets) if name not in names]
-        more = [name for name in names if name not in known] if self.features is None else []
+        more = [name for name in names if name not in known and not ROW_NAMES.fullmatch(name)]
         other = f"; the first file, {first}, has {abbreviated(known, 20)}"
         if missing:
             other = f", but {abbreviated(names, 20)}{other if path != first else ''}"
@@ -135,7 +139,7 @@ class Table(Reader):
                 option = "target" if missing[0] in self._targets else "features"
                 other += f". {meant}Change the file, or data.dataset.init_args.reader.init_args.{option}"
             refuse(part.client, path, f"it has no column {' and '.join(map(repr, missing[:5]))}{other}")
-        if more:
+        if more and self.features is None:
             advice = "remove them, or name the columns to use in data.dataset.init_args.reader.init_args.features"
             refuse(part.client, path, f"it has more columns, {abbreviated(map(repr, more))}{other}; {advice}")
         twice = [name for name in (*features, *self._targets) if names.count(name) > 1]
