@@ -63,6 +63,15 @@ def test_a_name_is_the_same_text_on_every_system(tmp_path):
     assert list(found(tmp_path)) == ["Zürich", "a"]
 
 
+def test_the_order_of_files_does_not_depend_on_how_accents_are_stored(tmp_path):
+    orders = []
+    for form in ("NFC", "NFD"):
+        make(tmp_path / form, *(f"a/{unicodedata.normalize(form, name)}" for name in ("e.csv", "é.csv", "f.csv")))
+        (files,) = found(tmp_path / form)["a"].values()
+        orders.append([unicodedata.normalize("NFC", file) for file in files])
+    assert orders[0] == orders[1] == ["a/e.csv", "a/f.csv", "a/é.csv"]
+
+
 def test_the_order_does_not_depend_on_the_file_system(tmp_path, monkeypatch):
     make(tmp_path, "b/train/y.csv", "b/train/x.csv", "b/test/q.csv", "a/2.csv", "a/1.csv", "c.csv")
     expected = clients_below(str(tmp_path), SUFFIXES)

@@ -163,7 +163,8 @@ def _entries(folder: str, client: str | None = None) -> list[os.DirEntry[str]]:
     """Returns what a folder holds, sorted by name, without what is hidden."""
     try:
         with os.scandir(folder) as found:
-            return sorted((entry for entry in found if entry.name[0] != "."), key=lambda entry: entry.name)
+            shown = (entry for entry in found if entry.name[0] != ".")
+            return sorted(shown, key=lambda entry: (composed(entry.name), entry.name))
     except OSError as error:
         if client is None:
             raise
