@@ -48,7 +48,7 @@ class Owners:
             ValueError: if a sample has no owner.
         """
         column = np.asarray(values)
-        missing = [n for n, value in enumerate(column.tolist()) if value is None or value != value or value == ""]
+        missing = [n for n, value in enumerate(column.tolist()) if _is_missing(value)]
         if missing:
             raise ValueError(
                 f"{len(missing)} of {len(column)} samples have no owner (the first is sample {missing[0]}); give each "
@@ -60,3 +60,10 @@ class Owners:
         names = found if column.dtype.kind in "iuf" else in_order(found)
         place = {name: position for position, name in enumerate(names)}
         return cls(tuple(names), np.array([place[name] for name in found], dtype=np.int64)[number], part)
+
+
+def _is_missing(value: object) -> bool:
+    try:
+        return value is None or value == "" or bool(value != value)
+    except TypeError:  # pandas' NA, which is neither equal nor unequal to anything
+        return True

@@ -228,10 +228,23 @@ def test_a_cut_client_keeps_its_own_validation_samples():
     assert len(shares.indices[0]) == 5 and shares.val[0].tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("missing", [None, float("nan"), ""])
+class NotAvailable:
+    """Like pandas' NA."""
+
+    def __eq__(self, other):
+        return self
+
+    __ne__ = __eq__
+    __hash__ = None
+
+    def __bool__(self):
+        raise TypeError("boolean value of NA is ambiguous")
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), "", NotAvailable()])
 def test_a_sample_without_an_owner_is_refused(missing):
     with pytest.raises(ValueError, match=r"1 of 2 samples have no owner \(the first is sample 1\)"):
-        Tensors((torch.zeros(2, 1), torch.zeros(2)), owners=["a" if missing == "" else 1.0, missing])
+        Tensors((torch.zeros(2, 1), torch.zeros(2)), owners=["a" if isinstance(missing, str) else 1.0, missing])
 
 
 def test_the_kinds_of_arguments_are_checked_first():
