@@ -14,7 +14,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from lcfl.core.metric_names import ACCURACY, BACKDOOR, Reported, added_metrics
-from lcfl.runs.finished import FinishedRun, trivial_value
+from lcfl.runs.finished import OPTION, FinishedRun, trivial_value
 
 __all__ = [
     "Entry",
@@ -26,7 +26,6 @@ __all__ = [
     "rows_of",
 ]
 
-OPTION = re.compile(r"-(?=[A-Za-z_][\w.]*=)")  # before each option in the name of a run of a sweep
 LONGEST_IN_LABEL = 24  # characters of an option's value
 TARGET_SHARE = 0.9  # of the best final accuracy, if no target is given
 SETTING = ("data", "partition", "protocols")  # must be equal for two runs to compare

@@ -17,8 +17,9 @@ from lcfl.core.validation import abbreviated
 from lcfl.runs.directory import how_to_resume
 from lcfl.runs.user_code import Code, changed_modules
 
-__all__ = ["FinishedRun", "find_runs", "metrics_of", "trivial_value"]
+__all__ = ["OPTION", "FinishedRun", "find_runs", "metrics_of", "trivial_value"]
 
+OPTION = re.compile(r"-(?=[A-Za-z_][\w.]*=)")  # before each option in the name of a run of a sweep
 SHORTER = re.compile(r"-rounds=\d+-seed\d+$")  # how `lcfl.cli.trials.Trial` names a trial that is shorter than a run
 
 
@@ -202,7 +203,8 @@ def _shorter_trials(folders: Sequence[Path]) -> list[Path]:
 
 
 def _of_method(trial: Path) -> tuple[Path, str]:
-    return trial.parent.parent, trial.parent.name.partition("-")[0]
+    name = re.sub(r"-seed\d+$", "", trial.parent.name)
+    return trial.parent.parent, OPTION.split(name)[0]
 
 
 def _warn_of_changed_code(runs: Sequence[FinishedRun]) -> None:

@@ -68,6 +68,18 @@ def test_shorter_trials_of_a_sweep_are_left_out_once_it_has_complete_runs(tmp_pa
     assert [run.path for run in find_runs([shorter[0], complete])] == [shorter[0], complete]
 
 
+@pytest.mark.parametrize("point", [(), (("lr", "-1"),)])
+def test_a_complete_run_does_not_hide_shorter_trials_of_a_method_whose_name_begins_alike(tmp_path, point):
+    def trial(method, rounds=None):
+        path = made(tmp_path, Trial(method, point, 0, rounds).name, 0, method={"class": method})
+        (path.parent / "trial.json").write_text("{}")
+        return path
+
+    shorter, complete, other = trial("fed-a", 1), trial("fed-a"), trial("fed-b", 1)
+    with pytest.warns(UserWarning, match=rf"1 shorter trials of a sweep are left out, such as {shorter}\."):
+        assert [run.path for run in find_runs([tmp_path])] == [complete, other]
+
+
 @pytest.mark.filterwarnings("ignore:.*is left out")
 def test_the_last_version_of_a_repeated_run_counts(tmp_path):
     paths = [made(tmp_path, "a", 0) for _ in range(12)]
