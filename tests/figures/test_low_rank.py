@@ -43,11 +43,28 @@ def test_the_map_has_one_panel_by_cluster_and_one_by_true_group():
     assert clashes(figure) == 0
 
 
+@pytest.mark.parametrize("broken", [[2], [0, 3, 6], [*range(9)]])
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_the_map_leaves_out_models_that_are_not_finite(broken, value):
+    code_ND, cluster_N, groups_N = DRAW.normal(size=(9, 5)), np.arange(9) % 3, np.arange(9) % 2
+    code_ND[broken, 1] = value
+    others = np.setdiff1d(np.arange(9), broken)
+    place_N2, share_2 = in_two_dimensions(code_ND)
+    assert np.isnan(place_N2[broken]).all() and np.isfinite(share_2).all()
+    if len(others):
+        np.testing.assert_array_equal(place_N2[others], in_two_dimensions(code_ND[others])[0])
+    figure = code_map(code_ND, cluster_N, groups_N)
+    assert figure.get_suptitle() == f"Directions of low-rank models (without {len(broken)} that are not finite)"
+    counts = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert counts == [f"{cluster}: {(cluster_N[others] == cluster).sum()}" for cluster in range(3)]
+    assert clashes(figure) == 0
+
+
 def test_bars_show_g_and_members_and_mark_clusters_without_g():
-    figure = granularity_bars([0.5, np.nan, 0.25], [4, 0, 2])
+    figure = granularity_bars([0.5, np.nan, 0.25, np.inf], [4, 0, 2, 3])
     axes = figure.axes[0]
-    assert [bar.get_height() for bar in axes.patches] == [0.5, 0, 0.25]
-    assert [text.get_text() for text in axes.texts] == ["4", "0, no G", "2"]
+    assert [bar.get_height() for bar in axes.patches] == [0.5, 0, 0.25, 0]
+    assert [text.get_text() for text in axes.texts] == ["4", "0, no G", "2", "3, infinite G"]
     assert clashes(figure) == 0
 
 
