@@ -113,7 +113,8 @@ def play(server, until, metrics=None, accuracy=0.9123, every=0):
             watcher.on_evaluated(Evaluation(dict.fromkeys(names[:2], values) | {names[2]: values}))
         server.is_done = state.round >= server.schedule.rounds
         watcher.on_round_logged(server, state, row={"cluster/count": 5.0})
-    watcher.on_fit_end(server, state, {} if metrics is None else metrics)
+    server.is_interrupted = metrics is None
+    watcher.on_fit_end(server, state, metrics or {})
 
 
 def rendered(table, width=80):
