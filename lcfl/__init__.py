@@ -60,13 +60,16 @@ def __getattr__(name: str) -> Any:
     methods = import_module("lcfl.methods")
     if name in methods.__all__:
         return getattr(methods, name)
-    if find_spec(f"{__name__}.{name}"):
+    if "." not in name and find_spec(f"{__name__}.{name}"):
         return import_module(f"{__name__}.{name}")  # such as lcfl.callbacks, without an import of its own
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     """Returns the names that a notebook completes. They include names that are not imported yet."""
+    from pkgutil import iter_modules
+
     from lcfl import methods
 
-    return sorted({*globals(), *_HOMES, *methods.__all__} - {"Any", "TYPE_CHECKING", "_HOMES"})
+    modules = {module.name for module in iter_modules(globals()["__path__"])} - {"__main__"}
+    return sorted({*globals(), *_HOMES, *methods.__all__, *modules} - {"Any", "TYPE_CHECKING", "_HOMES"})

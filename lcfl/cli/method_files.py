@@ -17,12 +17,14 @@ WEIGHTS = ("cluster_weight", "global_weight")
 
 
 def read_method(name: str, options: Mapping[str, Any] | None = None) -> tuple[Method, dict[str, float]]:
-    """Reads a method from its configuration file, as ``lcfl fit -c`` does.
+    """Reads a method from its configuration file, as ``lcfl fit -c`` does, and the weights of its pulls.
 
-    The weights of the pulls belong to the module, so a module for the method is made with both::
+    The weights belong to the module, so a module for the method is made with both::
 
         method, weights = lcfl.read_method("lcfed", {"method.clustering.0.num_clusters": 3})
         model = lcfl.FederatedModule(network, **weights)
+
+    Other options of ``model`` are refused in the file, because they are arguments of `FederatedModule`.
 
     Args:
         name: the name of a file in ``configs/methods``, such as ``ifca``, or the path of a file.
@@ -42,10 +44,17 @@ def read_method(name: str, options: Mapping[str, Any] | None = None) -> tuple[Me
         parser.add_argument(f"--model.{weight}", type=float, default=0.0)
     words = ["-c", str(find("methods", name))]
     for option, value in (options or {}).items():
-        words.append(f"--{option}={value if isinstance(value, str) else json.dumps(value)}")
+        words.append(f"--{option}={value if isinstance(value, str) else json.dumps(value, default=_plain)}")
     try:
         parsed = parser.parse_args(words)
     except ArgumentError as error:
-        raise ValueError(explained(str(error), parser)) from None
+        why = explained(str(error), parser)
+        advice = " Of model, only cluster_weight and global_weight are read; give other options to FederatedModule."
+        raise ValueError(why + advice * ("model." in why)) from None
     check_given(parsed["method"], "method", Method)
     return parser.instantiate(parsed)["method"], {weight: parsed[f"model.{weight}"] for weight in WEIGHTS}
+
+
+def _plain(value: Any) -> Any:
+    """Returns numbers and arrays of numpy as Python's."""
+    return value.tolist()

@@ -3,11 +3,16 @@
 import io
 import os
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, Any, cast
 
 __all__ = ["lossy_output"]
+
+_DROPPING = (
+    threading.Lock()
+)  # the jobs of a sweep are threads, and another's descriptor must not be kept for the stream's
 
 
 def lossy_output() -> IO[str]:
@@ -40,7 +45,7 @@ class _LossyOutput:
         try:
             action()
         except OSError:
-            with suppress(OSError):  # a stream without a file
+            with _DROPPING, suppress(OSError):  # a stream without a file
                 self._drop_buffer()
 
     def _drop_buffer(self) -> None:

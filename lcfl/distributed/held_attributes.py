@@ -2,13 +2,15 @@
 
 import os
 import pickle
-import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from torch import Tensor
+
+from lcfl.core.clients import ClientStore
+from lcfl.core.state import FederationState
 
 __all__ = ["HeldAttributes"]
 
@@ -29,8 +31,8 @@ class HeldAttributes:
     def __init__(self, owners: Sequence[object], known: Sequence[object] = ()) -> None:
         self._owners, self._known = owners, [*owners, *known]
 
-    def write(self) -> str | None:
-        """Writes the attributes to a file and returns its path; None, with a warning, if that is not possible."""
+    def write(self, path: Path) -> None:
+        """Writes the attributes to a file, or warns if that is not possible."""
         held = []
         for owner in self._owners:
             attributes, stays = dict(vars(owner)), {}
@@ -39,28 +41,23 @@ class HeldAttributes:
                     stays[name] = reason
                     del attributes[name]
             held.append((attributes, stays))
-        path = None
         try:
-            with tempfile.NamedTemporaryFile(prefix="lcfl-held-", delete=False) as file:
-                path = file.name
+            with path.open("wb") as file:
                 _Pickler(file, self._known).dump(held)
         except Exception as error:  # of any kind, because the run itself is complete: a full disk, no memory
             _warn(f"callbacks are as before the run, because what they hold could not be written: {error}")
-            if path is not None:
-                Path(path).unlink()
-            return None
-        return path
+            path.unlink(missing_ok=True)
 
-    def restore(self, path: str) -> None:
-        """Gives the owners what `write` wrote, and removes the file."""
+    def restore(self, path: Path) -> None:
+        """Gives the owners what `write` wrote; does nothing if it wrote no file."""
+        if not path.exists():
+            return
         try:
-            with open(path, "rb") as file:
+            with path.open("rb") as file:
                 held: list[tuple[dict[str, Any], Mapping[str, str]]] = _Unpickler(file, self._known).load()
         except Exception as error:  # of any kind, because a class may be unpickled by any code
             _warn(f"callbacks are as before the run, because what they hold could not be read: {error}")
             return
-        finally:
-            Path(path).unlink(missing_ok=True)
         lost = []
         for owner, (attributes, stays) in zip(self._owners, held, strict=True):
             own = vars(owner)
@@ -93,7 +90,11 @@ def _warn(text: str) -> None:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes known objects by their numbers, and tensors of a GPU as tensors in memory: a GPU is for ranks alone."""
+    """Writes known objects by their numbers, and tensors as compact copies in memory.
+
+    A view would otherwise take all that it is a view of, and a GPU is for ranks alone. The state of the federation does
+    not travel, because it has the models of all clients.
+    """
 
     def __init__(self, file: IO[bytes], known: Sequence[object]) -> None:
         super().__init__(file)
@@ -103,8 +104,10 @@ class _Pickler(pickle.Pickler):
         return self._numbers.get(id(value))
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, Tensor) and value.device.type != "cpu":
-            return value.cpu().__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+        if isinstance(value, FederationState | ClientStore):
+            raise pickle.PicklingError("the state after the run is in what fit returns")
+        if type(value) is Tensor or (isinstance(value, Tensor) and value.device.type != "cpu"):
+            return value.detach().cpu().clone().__reduce_ex__(pickle.DEFAULT_PROTOCOL)
         return NotImplemented
 
 

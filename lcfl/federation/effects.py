@@ -150,9 +150,10 @@ def warn_of_missing_weights(method: Method, module: FederatedModule) -> None:
     update, exchange = method.local_update, method.exchange
     parts = [each for each in (update, exchange) if type(each) in PULLED]
     has_weights = module.cluster_weight > 0 or module.global_weight > 0
-    has_term = type(module).regularizer is not FederatedModule.regularizer  # of the user's, with a weight of its own
+    steps = "regularizer", "training_step"  # the user's may pull with a weight of their own
+    has_own = any(getattr(type(module), each) is not getattr(FederatedModule, each) for each in steps)
     is_users = not type(update).__module__.startswith("lcfl.")  # which may do anything with what was sent
-    if not parts or has_weights or has_term or is_users or not update.has_pulls:
+    if not parts or has_weights or has_own or is_users or not update.has_pulls:
         return
     starts_there = exchange.keeps_model and getattr(update, "start", None) in exchange.sends
     if starts_there or any(name in update.reads for name in exchange.sends if name != "model"):

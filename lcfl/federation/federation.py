@@ -52,7 +52,7 @@ class Federation(Settings):
         """Trains the federation.
 
         Afterwards, callbacks and clusterings hold what the run has put into their attributes, also if other processes
-        trained. If these raise an exception, they stay as they were.
+        trained. If a run in other processes ends with an exception, callbacks and clusterings stay as they were.
 
         Args:
             model: network, loss and optimizer.
@@ -189,12 +189,16 @@ class Federation(Settings):
             full = method.exchange.full_participation
             num_uploads = schedule.most_uploads(self.seed, datamodule.remaining_clients, self.rounds, full)
             method = method.calibrated(num_uploads, datamodule.num_initial_clients)
-        session = Session(self, schedule, engine, stage, model, datamodule, method, wanted, resumed, transport)
-        result: dict[str, Any] | None = launch(fabric, session)
-        if result is None:  # happens only if every rank is a separate process, as under torchrun
-            raise LostRankError("rank 0 ended with an error; see the message of rank 0.")
-        if result.get("held") is not None:
-            session.held.restore(result["held"])
+        with tempfile.TemporaryDirectory(prefix="lcfl-") as folder:
+            # A command ends with its run: nobody looks at its callbacks.
+            held_file = Path(folder, "held") if stage == "fit" and not self.save_config else None
+            parts = (self, schedule, engine, stage, model, datamodule, method, wanted, resumed, transport, held_file)
+            session = Session(*parts)
+            result: dict[str, Any] | None = launch(fabric, session)
+            if result is None:  # happens only if every rank is a separate process, as under torchrun
+                raise LostRankError("rank 0 ended with an error; see the message of rank 0.")
+            if held_file is not None:
+                session.held.restore(held_file)
         return result
 
     def _checkpoint(

@@ -322,7 +322,10 @@ def _check_new_data(path: Path, data: FederatedDataModule, module: FederatedModu
     run = read_json(run_of(path) / "partition.json")
     if "train" not in run:
         raise ValueError("onboard: the run is one of a fleet, whose newcomers join while it goes on (newcomer-epochs).")
-    arguments = {"classes": "the data set's argument classes", "columns": "the reader's arguments features and target"}
+    arguments = {
+        "classes": "the data set's argument classes, or by ClassLabel with HuggingFace",
+        "columns": "the reader's arguments features and target",
+    }
     for what, argument in arguments.items():
         known, own = run.get(what), getattr(data.dataset, what)
         if known is not None and own is not None and list(own) != known:

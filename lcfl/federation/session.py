@@ -63,6 +63,7 @@ class Session:
         ckpt_path: the option of that name.
         resumed: the checkpoint that it stood for before launch; None for a new run.
         transport: the way to clients that are machines of their own; None plays all clients on the ranks.
+        held_file: where a rank 0 that is another process writes what callbacks hold after `fit`; None for nowhere.
         caller: the process that made the session.
     """
 
@@ -76,6 +77,7 @@ class Session:
     ckpt_path: str | None
     resumed: Path | None
     transport: Transport | None = None
+    held_file: Path | None = None
     caller: int = field(default_factory=os.getpid)
 
     def __call__(self, fabric: Fabric, flag: StopFlag) -> dict[str, Any] | None:
@@ -105,10 +107,8 @@ class Session:
             return result
         with ranks:
             ranks.result = done = self._first(fabric, ranks, worker, new_store)
-        is_from_python = not settings.save_config  # a command ends with its run: nobody looks at its callbacks
-        if self.stage == "fit" and is_from_python and fabric.is_global_zero and os.getpid() != self.caller:
-            assert done is not None, "rank 0 has a result or an exception"
-            done["held"] = self.held.write()
+        if self.held_file is not None and fabric.is_global_zero and os.getpid() != self.caller:
+            self.held.write(self.held_file)
         return done
 
     @property

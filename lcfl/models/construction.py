@@ -67,7 +67,8 @@ def constructed(network: NetworkFactory) -> nn.Module:
     except (RuntimeError, TypeError, ArithmeticError, MemoryError) as error:
         reason = str(error).partition("\n")[0]  # torch adds the frames of its own code
         advice = "Sizes of layers must be whole numbers of at least 1."
-        if isinstance(error, TypeError) and UNFIT.search(reason):
+        is_of_call = error.__traceback__ is not None and error.__traceback__.tb_next is None  # and not of its own code
+        if is_of_call and UNFIT.search(reason):
             advice = "It is called without arguments: give functools.partial(MyNet, ...), or in YAML its init_args."
         raise ValueError(
             f"model.network: it cannot be made with its arguments ({type(error).__name__}: {reason}). {advice}"

@@ -177,8 +177,8 @@ def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
                 )
             if not run.test_sets:
                 warnings.warn(
-                    f"{folder} is left out: it has no test {run.reported.name}. Run it again with this version, which "
-                    "always has the reported metric.",
+                    f"{folder} is left out: it has no test {run.reported.name}. Either no evaluated client had test "
+                    "samples, or an earlier version wrote it; then run it again.",
                     stacklevel=2,
                 )
                 continue

@@ -58,12 +58,6 @@ class Evaluator:
         evaluation = Evaluation.of(self.module)
         own = {i: tuple(name for name in sets if len(sets[name][i])) for i in self._clients(state)}
         clients = [i for i, names in own.items() if names]
-        if not clients:
-            warnings.warn(
-                f"nothing is measured: none of the evaluated clients has samples of {' or '.join(stages)}. See "
-                "data.test_fraction, data.val_fraction and trainer.evaluate_clients.",
-                stacklevel=4,
-            )
         kinds = list(kinds)
         tasks = (task for kind in kinds for task in self._tasks(state, kind, {i: own[i] for i in clients}))
         with rng.isolated():  # `_tasks` seeds the global generators
@@ -100,7 +94,14 @@ class Evaluator:
             known = self._newest[1]
             evaluated = self.schedule.evaluated_kinds(self.method.exchange)
             missing = [kind for kind in missing if kind not in evaluated]
-        return known | self(state, missing)
+        evaluation = known | self(state, missing)
+        if not evaluation.by_name:
+            warnings.warn(
+                "nothing is measured: none of the evaluated clients has samples for it. See data.test_fraction, "
+                "data.val_fraction and trainer.evaluate_clients.",
+                stacklevel=4,
+            )
+        return evaluation
 
     def trivial_baseline(self, state: FederationState) -> dict[str, float]:
         """Returns the reported metric of clients that always predict the same: the mean over clients, by protocol."""

@@ -1,5 +1,6 @@
 """Tests `lcfl.read_method`, which reads a method from its configuration file."""
 
+import numpy as np
 import pytest
 import yaml
 
@@ -24,7 +25,7 @@ def test_a_method_is_the_one_that_the_command_line_builds(path, tmp_path):
 
 def test_options_replace_the_values_in_the_file():
     options = {
-        "method.clustering.0.num_clusters": 3,
+        "method.clustering.0.num_clusters": np.int64(3),
         "method.local_update.steps": None,
         "method.local_update.epochs": 2,
         "method.exchange.transforms": [{"class_path": "lcfl.LowRankCompression", "init_args": {"energy": 0.9}}],
@@ -60,6 +61,12 @@ def test_a_wrong_option_is_explained(name, options, message):
     assert message in str(caught.value)
 
 
+def test_other_options_of_the_model_are_refused_with_where_to_give_them(tmp_path):
+    (tmp_path / "own.yaml").write_text(METHODS[0].read_text() + "  buffer_policy: local\n")
+    with pytest.raises(ValueError, match="give other options to FederatedModule"):
+        package.read_method(str(tmp_path / "own.yaml"))
+
+
 def test_the_methods_are_named_for_one_that_is_unknown():
     with pytest.raises(FileNotFoundError, match=r"there is no file ifcaa.*ifca, late_clusters"):
         package.read_method("ifcaa")
@@ -67,5 +74,6 @@ def test_the_methods_are_named_for_one_that_is_unknown():
 
 def test_the_package_imports_its_modules_when_they_are_first_used():
     assert package.callbacks.EarlyStopping.__module__ == "lcfl.callbacks.early_stopping"
+    assert {"callbacks", "data", "Run"} <= set(dir(package)) and not hasattr(package, "core.rng")
     with pytest.raises(AttributeError, match="no attribute 'callback_s'"):
         _ = package.callback_s

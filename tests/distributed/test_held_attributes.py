@@ -129,25 +129,48 @@ class Unreadable:
         return int, ("not a number",)
 
 
-def test_what_cannot_be_written_or_read_back_is_a_warning_and_leaves_no_file(temporary, monkeypatch):
+def carry(there, here, path):
+    HeldAttributes([there]).write(path)
+    HeldAttributes([here]).restore(path)
+
+
+def test_a_view_does_not_take_along_what_it_is_a_view_of(tmp_path):
+    there, here = Collect(), Collect()
+    there.losses = list(torch.zeros(100, 1000))
+    carry(there, here, tmp_path / "held")
+    assert torch.stack(here.losses).equal(torch.zeros(100, 1000))
+    assert (tmp_path / "held").stat().st_size < 2 * 400_000
+
+
+def test_the_state_of_the_federation_does_not_travel(tmp_path):
+    class Keeps(Collect):
+        def on_fit_end(self, state):
+            self.state = state
+
+    keeps = Keeps()
+    with pytest.warns(UserWarning, match=r"Keeps\.state \(the state after the run is in what fit returns\)"):
+        fit(tmp_path, [keeps], 2)
+    assert len(keeps.losses) == 3
+
+
+def test_what_cannot_be_written_or_read_back_is_a_warning(tmp_path):
     there, here = Collect(), Collect()
     there.losses = [Unreadable()]
     with pytest.warns(UserWarning, match="callbacks are as before the run, .* could not be read: invalid literal"):
-        HeldAttributes([here]).restore(HeldAttributes([there]).write())
+        carry(there, here, tmp_path / "held")
     assert here.losses == []
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary / "missing"))
     with pytest.warns(UserWarning, match="callbacks are as before the run, .* could not be written: .*No such file"):
-        assert HeldAttributes([there]).write() is None
+        carry(there, here, tmp_path / "missing" / "held")
 
 
-def test_a_tensor_of_another_device_is_brought_into_memory(monkeypatch):
+def test_a_tensor_of_another_device_is_brought_into_memory(tmp_path, monkeypatch):
     there, here = Collect(), Collect()
     there.large = torch.zeros(2, device="meta")
     monkeypatch.setattr(torch.Tensor, "cpu", lambda self: torch.ones(2))  # a tensor of meta has no values
-    HeldAttributes([here]).restore(HeldAttributes([there]).write())
+    carry(there, here, tmp_path / "held")
     assert here.large.tolist() == [1, 1]
 
 
 def test_a_command_brings_nothing_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(HeldAttributes, "write", lambda self: pytest.fail("nobody looks at it"))
+    monkeypatch.setattr(HeldAttributes, "write", lambda self, path: pytest.fail("nobody looks at it"))
     fits.fit(tmp_path, "fedavg", 2, 1)

@@ -171,6 +171,11 @@ class OwnTerm(FederatedModule):
         return 0.0 if self.pulls.centre is None else self.pulls.centre.sum()
 
 
+class OwnStep(FederatedModule):
+    def training_step(self, batch, batch_idx=0):
+        return super().training_step(batch, batch_idx) + self.pulls.centre.sum()
+
+
 class OwnUpdate(LocalTraining):
     pass
 
@@ -179,7 +184,8 @@ class OwnUpdate(LocalTraining):
 def test_a_reference_with_another_use_than_pulls_gives_no_warning():
     for method in (fedala(), lcfed(local=CENTRE), lcfed(local=EMBEDDING), lcfed(local=OwnUpdate(1))):
         check_method(method, linear_module(), 20)
-    check_method(fedprox(), OwnTerm(linear), 20)
+    for module in (OwnTerm, OwnStep):
+        check_method(fedprox(), module(linear), 20)
     for weight in ("cluster_weight", "global_weight"):
         check_method(lcfed(), linear_module(**{weight: 0.1}), 20)
 

@@ -20,6 +20,7 @@ from lcfl.models.construction import checked_network, constructed
         (partial(MLP, 16, num_classes=-1), r"it cannot be made with its arguments \(RuntimeError: .*-1"),
         (partial(MLP, 16, None), r"it cannot be made with its arguments \(TypeError: "),
         (MLP, r".*missing 1 required .*'in_features'\)\. It is called without arguments: .*partial\(MyNet, \.\.\.\)"),
+        (lambda: nn.Sequential(nn.Linear(3)), r".*missing 1 required .*'out_features'\)\. Sizes of layers"),
         (partial(MLP, 16, depth=2), r".*unexpected keyword argument 'depth'\)\. It is called without arguments"),
         (partial(LeNet5, in_channels=-1), r"it cannot be made with its arguments \(RuntimeError: "),
         (partial(CNN, padding=2**62), r"it cannot be made with its arguments \(TypeError: [^\n]*$"),
