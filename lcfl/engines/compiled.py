@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from lcfl.data.samples import Samples
 from lcfl.data.spec import SampleSpec
 from lcfl.engines import kernels
+from lcfl.engines.forward_graph import Unsupported
 from lcfl.engines.sequential import SequentialEngine
-from lcfl.engines.tracing import Program, Unsupported, trace
+from lcfl.engines.tracing import Program, trace
 from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
 from lcfl.methods.local.sgd import sgd_settings
 from lcfl.models.layout import Part

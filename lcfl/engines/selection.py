@@ -8,9 +8,9 @@ from lightning.fabric import Fabric
 from lcfl.core.validation import check_choice
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.engines.compiled import CompiledEngine, check_compiled
+from lcfl.engines.forward_graph import Unsupported
 from lcfl.engines.sequential import SequentialEngine
 from lcfl.engines.stacked import StackedEngine, check_stacked
-from lcfl.engines.tracing import Unsupported
 from lcfl.models.module import FederatedModule
 
 __all__ = ["EngineName", "choose_engine", "make_engine"]

@@ -22,12 +22,12 @@ from lcfl.engines.engine_requests import (
     Request,
     ScoresRequest,
 )
+from lcfl.engines.forward_graph import Unsupported
 from lcfl.engines.lockstep import Submit, run_in_lockstep
 from lcfl.engines.sequential import SCORED_BATCH, SequentialEngine
 from lcfl.engines.stacked_batches import StackedBatch, StackedBatches, look_up
 from lcfl.engines.stacked_rows import RowMeans, Rows, at, give_gradient, joined, optimizer_of
 from lcfl.engines.step_graphs import StepGraphs, StepResult, is_recordable, stack_size
-from lcfl.engines.tracing import Unsupported
 from lcfl.engines.vmapped import Named, Probe, VmappedModule
 from lcfl.methods.local.engine import Gradient, OptimizerResult
 from lcfl.models.hooks import has_backward_hooks, has_parameter_hooks, has_step_hooks

@@ -14,7 +14,7 @@ from lcfl.engines.kernels import KIND, Op, Value
 from lcfl.models.frozen import persistent_buffers
 from lcfl.models.layout import Layout
 
-__all__ = ["Program", "Unsupported", "trace"]
+__all__ = ["Program", "trace"]
 
 Shape = tuple[int, int, int]  # channels, height, width
 NOTHING = dict.fromkeys(("other", "mean", "var", "tracked"), -1)

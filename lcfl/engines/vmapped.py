@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from lcfl.core import rng
 from lcfl.data.spec import SampleSpec
-from lcfl.engines.tracing import Unsupported
+from lcfl.engines.forward_graph import Unsupported
 from lcfl.models.module import FederatedModule
 from lcfl.models.pulls import NO_PULLS, Pulls
 from lcfl.models.step_loss import check_gradient, loss_of_step

@@ -11,7 +11,8 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 
 from lcfl.engines import choose_engine, kernels, make_engine
 from lcfl.engines.compiled import check_compiled
-from lcfl.engines.tracing import Unsupported, trace
+from lcfl.engines.forward_graph import Unsupported
+from lcfl.engines.tracing import trace
 from lcfl.models import SplitNetwork
 from lcfl.models.module import FederatedModule
 from tests.engines.pairs import batches_of, data_of

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from lcfl.data.spec import SampleSpec
+from lcfl.engines.forward_graph import Unsupported
 from lcfl.engines.stacked import check_stacked
-from lcfl.engines.tracing import Unsupported
 from lcfl.models import SplitNetwork
 from lcfl.models.module import FederatedModule
 from tests.engines.networks import SHAPE, CountingApart, CountingInPython, Normal, Plain

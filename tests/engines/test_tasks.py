@@ -11,8 +11,8 @@ from lcfl.data.datasets import Tensors
 from lcfl.data.partition import IID
 from lcfl.engines import SequentialEngine, StackedEngine, choose_engine
 from lcfl.engines.compiled import check_compiled
+from lcfl.engines.forward_graph import Unsupported
 from lcfl.engines.stacked import check_stacked
-from lcfl.engines.tracing import Unsupported
 from lcfl.models.module import FederatedModule
 from tests.engines.pairs import assert_same_training
 from tests.helpers.builders import blobs, loaded

@@ -8,8 +8,9 @@ from torch import nn
 
 from lcfl.data.spec import SampleSpec
 from lcfl.engines.compiled import check_compiled
+from lcfl.engines.forward_graph import Unsupported
 from lcfl.engines.kernels import KIND
-from lcfl.engines.tracing import Unsupported, trace
+from lcfl.engines.tracing import trace
 from lcfl.models import CNN, LeNet5, SplitNetwork
 from lcfl.models.module import FederatedModule
 from tests.engines.networks import SHAPE, Functional, Plain
