@@ -7,12 +7,12 @@ import yaml
 import lcfl as package
 from lcfl.cli.federated_cli import instantiate
 from lcfl.runs.identity import describe
-from tests.helpers.commandline import METHODS
+from tests.helpers.commandline import KIND_OF_METHOD, METHODS
 
 NETWORK = {"class_path": "lcfl.models.MLP", "init_args": {"in_features": 16, "num_classes": 8}}
 
 
-@pytest.mark.parametrize("path", METHODS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", KIND_OF_METHOD)
 def test_a_method_is_the_one_that_the_command_line_builds(path, tmp_path):
     content = yaml.safe_load(path.read_text())
     content["model"] = {"class_path": "lcfl.FederatedModule", "init_args": {"network": NETWORK, **content["model"]}}
