@@ -94,6 +94,7 @@ class FederatedModule(pl.LightningModule):
             do not fit the network, a pattern that covers nothing, a network without a trained parameter, an unknown
             `buffer_policy`, a metric with a name that lcfl uses itself, or a reported metric that is not measured or of
             which nobody says whether larger is better.
+        TypeError: for `init_from` that is neither a file nor a state dict.
 
     Attributes:
         layout: the layout of a model's flat vector, which holds what is trained: ``[P + Q]`` with ``average``, else

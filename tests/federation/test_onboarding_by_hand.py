@@ -21,13 +21,20 @@ def test_nan_loss_is_never_the_smallest():
     assert Parity().place_newcomer(View(), state) == 2
 
 
-def test_fedclust_places_by_the_members_warm_up_layers_in_numpy(tmp_path):
-    """Computes Algorithm 2 with all samples in every batch, and five epochs from the cluster's model."""
-    inputs, targets, train, test = two_sided(5, size=6)
+def five_clients():
+    """Returns inputs, targets, training and test places of five clients, their data, and the one that is a newcomer."""
+    dealt_out = two_sided(5, size=6)
+    inputs, targets, train, test = dealt_out
     data = dealt(inputs, targets, train, test=test, newcomers=1)
     (newcomer,) = data.newcomer_clients
     object.__setattr__(data.population, "newcomers", (newcomer,))
     data.prepare_data = data.setup = lambda stage=None: None
+    return *dealt_out, data, newcomer
+
+
+def test_fedclust_places_by_the_members_warm_up_layers_in_numpy(tmp_path):
+    """Computes Algorithm 2 with all samples in every batch, and five epochs from the cluster's model."""
+    inputs, targets, train, test, data, newcomer = five_clients()
     module, method = linear_module(lr=0.5), fedclust({"steps": 2}, num_clusters=2, warmup_steps=3)
     path = checkpoint_lookup.newest([trained(tmp_path, method, data, module, rounds=3)])
     found = onboard(path, module, data, method, 5, "cpu")
@@ -74,11 +81,7 @@ def test_pacfl_places_by_the_angles_of_the_data_in_numpy(tmp_path, linkage):
 
 def test_fedgroup_places_by_the_direction_of_the_pre_training_in_numpy(tmp_path):
     """All samples are in every batch, and the direction of a group is the mean of its members' first updates."""
-    inputs, targets, train, test = two_sided(5, size=6)
-    data = dealt(inputs, targets, train, test=test, newcomers=1)
-    (newcomer,) = data.newcomer_clients
-    object.__setattr__(data.population, "newcomers", (newcomer,))
-    data.prepare_data = data.setup = lambda stage=None: None
+    inputs, targets, train, _, data, newcomer = five_clients()
     module, method = linear_module(lr=0.5), fedgroup(2, 3, 5, steps=2)
     path = checkpoint_lookup.newest([trained(tmp_path, method, data, module, rounds=2)])
     found = onboard(path, module, data, method, 1, "cpu")
