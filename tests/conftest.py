@@ -13,6 +13,7 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 from threadpoolctl import threadpool_limits
 
 from lcfl.callbacks import Monitor
+from lcfl.runs import user_code
 from tests.helpers.commandline import built, here, parts  # noqa: F401 - fixtures
 from tests.helpers.fits import reference, started  # noqa: F401 - fixtures
 
@@ -64,6 +65,15 @@ def nothing_waits_for_the_disk():
     """Leaves out `os.fsync`, which small runs call often. Only a machine that loses power needs it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tests_are_not_the_users_code():
+    """Leaves modules of tests out of the user's code. Otherwise every run would read and list hundreds of them."""
+    files, tests = user_code._own_files, os.path.join(os.path.dirname(__file__), "")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(user_code, "_own_files", lambda: (each for each in files() if not each[1].startswith(tests)))
         yield
 
 

@@ -29,7 +29,7 @@ __all__ = ["LostRankError", "gradients_on", "launch", "one_at_a_time", "one_thre
 CONSEQUENCE = "\nThe above exception was the direct cause"  # the end of what `lcfl.__main__` reads
 NOTE_CHARACTERS = 1200  # of a traceback that is too large for a pipe
 PIPE_BYTES = 4 * 2**10  # a pipe holds sixteen times as much before its writer must wait for a reader
-GRACE = 2.0  # seconds; more than a busy parent needs to see that a rank has ended
+GRACE = 30.0  # seconds; more than a busy parent needs to see that a rank has ended
 # Who reports how ranks are started and ended, and the lowest level of what is of interest.
 REPORTERS = {
     "lightning.fabric": logging.WARNING,
