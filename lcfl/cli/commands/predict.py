@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lcfl.cli.federated_cli import instantiate_data
 from lcfl.cli.loading import load
+from lcfl.core import rng
 from lcfl.core.files import atomic_file, check_new
 from lcfl.runs.result import Run
 
@@ -52,8 +53,8 @@ def main(args: Sequence[str]) -> None:
         FileExistsError: if the file exists already.
         FileNotFoundError: if there is no run, or if its data set is missing.
         ValueError: if the samples lie on the nodes of a fleet, if the run's method has no such model, if the client or
-            the protocol does not exist, if the client has no test samples, or if targets are masks or tokens, which
-            have no place in a line.
+            the protocol does not exist, if there are no test samples, or if targets are masks or tokens, which have no
+            place in a line.
     """
     options = parser().parse_args(args)
     if options.out is not None:
@@ -65,7 +66,7 @@ def main(args: Sequence[str]) -> None:
             "lcfl export, and use it where the samples are."
         )
     lines = _rows(run, options.run, options.model, options.client, options.protocol)
-    rows = chain([next(lines), next(lines)], lines)  # errors occur before the file is created
+    rows = chain([next(lines), next(lines)], lines)  # any error occurs before the file is created
     if options.out is None:
         _write(sys.stdout, rows)
         return
@@ -94,7 +95,14 @@ def _rows(run: Run, path: Path, kind: str, only: str | None, protocol: str | Non
             f"predict: targets of shape {spec.target_shape} have no place in a line; use lcfl.load(RUN).model(...) in "
             "Python, which is the network."
         )
-    clients = torch.nonzero(run.state.active).flatten().tolist() if only is None else [run.client(only)]
+    chosen = torch.nonzero(run.state.active).flatten().tolist() if only is None else [run.client(only)]
+    clients = [client for client in chosen if len(population.test[protocol][client])]
+    if not clients:
+        got = "no client with test samples" if only is None else f"--client {only}, which has no test samples"
+        raise ValueError(
+            f"predict: got {got} under {protocol}; name another client or protocol (this run has "
+            f"{', '.join(data.protocols)})."
+        )
     columns = list(LABELS)
     if not has_labels:  # a network may return more numbers than a target has, such as a mean and a variance
         outputs = run.model(kind, client=clients[0])(spec.blank(1)[0])  # type: ignore[arg-type]
@@ -103,15 +111,11 @@ def _rows(run: Run, path: Path, kind: str, only: str | None, protocol: str | Non
     for client in clients:
         network = run.model(kind, client=client)  # type: ignore[arg-type]
         indices, seen = population.test[protocol][client], data.seen_by(client, protocol)
-        if only is not None and not len(indices):
-            raise ValueError(
-                f"predict: got --client {only}, which has no test samples under {protocol}; name another client or "
-                f"protocol (this run has {', '.join(data.protocols)})."
-            )
         who = [client] if population.names is None else [client, population.names[client]]
         for start in range(0, len(indices), BATCH):
             part = indices[start : start + BATCH]
-            inputs, targets = seen.batch(part, torch.device("cpu"))
+            with rng.seeded(0, "predict", client, start):  # items may be drawn
+                inputs, targets = seen.batch(part, torch.device("cpu"))
             outputs, classes = network(inputs), data.dataset.classes
             cells = _classified(outputs, targets, classes) if has_labels else _numbers(outputs, targets)
             for index, row in zip(part.tolist(), cells, strict=True):

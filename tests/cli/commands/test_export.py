@@ -11,6 +11,7 @@ from torch import nn
 
 import lcfl
 from lcfl.cli.commands import export, predict
+from lcfl.data.samples import TensorSamples
 from lcfl.models import MLP
 from lcfl.runs.checkpoint import CheckpointError
 from tests.helpers.commandline import FEDAVG, LCFED, SMALL, SYNTHETIC, files, shared
@@ -150,6 +151,19 @@ def test_a_client_without_test_samples_is_refused(tmp_path):
     predict.main([str(run.path), "--model=global", "--out=all.csv"])
     with open("all.csv") as file:
         assert {row["client"] for row in csv.DictReader(file)} == {"1", "2"}
+
+
+def test_items_that_are_drawn_are_the_same_in_every_prediction(run, monkeypatch):
+    batch = TensorSamples.batch
+
+    def noisy(self, indices, device):
+        inputs, targets = batch(self, indices, device)
+        return inputs + torch.randn_like(inputs), targets
+
+    monkeypatch.setattr(TensorSamples, "batch", noisy)
+    for name in ("a.csv", "b.csv"):
+        predict.main([str(run.path), "--model=global", f"--out={name}"])
+    assert Path("a.csv").read_text() == Path("b.csv").read_text()
 
 
 def test_there_is_no_best_checkpoint_without_a_monitor(run):
