@@ -92,10 +92,10 @@ class Quantity(Partition):
 class Subsampled(Partition):
     """Cuts each client's share of another partition to a size that is drawn for the client.
 
-    FedAC (section 5.1) fixes client sizes of 50..350 samples and names a class-wise Dirichlet, and the two cannot hold
-    exactly at the same time. ``ClientDirichlet(alpha, sizes)`` keeps the sizes. ``sizes`` of this class is the other
-    reading: it keeps the rule for labels and cuts the shares. ``fractions`` of (0.1, 0.6) are the reading of AS-CFL's
-    client sizes of 10 % to 60 % (section 4.1) in which a client keeps that part of its share.
+    FedAC (section 5.1) fixes client sizes of 50..350 samples and names a Dirichlet draw, which fits these sizes exactly
+    only per client, as in ``ClientDirichlet(alpha, sizes)``. ``sizes`` of this class allows the other reading, a draw
+    per class: it keeps the base's rule for labels and cuts the shares. ``fractions`` of (0.1, 0.6) are the reading of
+    AS-CFL's client sizes of 10 % to 60 % (section 4.1) in which a client keeps that part of its share.
 
     Args:
         base: the partition to cut.

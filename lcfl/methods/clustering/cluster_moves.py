@@ -9,7 +9,7 @@ Legend: n clients whose vectors are known, K clusters.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import inf
+from math import isnan
 
 import torch
 from torch import Tensor
@@ -93,19 +93,23 @@ def ratio_moves(
 ) -> list[ClusterMove]:
     """Returns at most one split and one merge, based on one snapshot.
 
-    The split comes first, because it renumbers nothing.
+    The cluster with the smallest G is merged into the closest one, and of the other clusters that are large enough the
+    one with the largest G is split. The split comes first, because it renumbers nothing.
     """
-    smallest, largest = _extreme(ratio_K, lowest=True), _extreme(ratio_K, lowest=False)
-    if smallest is None or largest is None:
-        return []
+    ratios = {cluster: ratio for cluster, ratio in enumerate(ratio_K.tolist()) if not isnan(ratio)}
     moves, closest = [], None
-    if ratio_K[smallest] < lower and groups.num_clusters > min_clusters:
-        closest = groups.closest(smallest)
-    may_split = len(groups.members(largest)) >= SMALLEST_TO_SPLIT and largest != closest
-    if ratio_K[largest] > upper and may_split and groups.num_clusters < len(groups.clients) // 2:
-        moves += _cut(groups, largest)
-    if closest is not None:
-        moves.append(ClusterMove(smallest, closest))
+    tight = [cluster for cluster, ratio in ratios.items() if ratio < lower]
+    if tight and groups.num_clusters > min_clusters:
+        tightest = min(tight, key=ratios.__getitem__)
+        closest = groups.closest(tightest)
+        moves.append(ClusterMove(tightest, closest))
+    scattered = [
+        cluster
+        for cluster, ratio in ratios.items()
+        if ratio > upper and cluster != closest and len(groups.members(cluster)) >= SMALLEST_TO_SPLIT
+    ]
+    if scattered and groups.num_clusters < len(groups.clients) // 2:
+        moves = _cut(groups, max(scattered, key=ratios.__getitem__)) + moves
     return moves
 
 
@@ -198,11 +202,3 @@ def _cut(groups: ClusterGeometry, cluster: int) -> list[ClusterMove]:
     if not 0 < len(second_half) < len(groups.members(cluster)):
         return []
     return [ClusterMove(cluster, second_half=tuple(second_half))]
-
-
-def _extreme(ratio_K: Tensor, lowest: bool) -> int | None:
-    """Returns the cluster with the smallest or the largest G; None if no G is defined."""
-    if bool(ratio_K.isnan().all()):
-        return None
-    filled_K = ratio_K.nan_to_num(nan=inf if lowest else -inf)
-    return int(filled_K.argmin() if lowest else filled_K.argmax())

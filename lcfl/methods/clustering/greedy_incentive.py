@@ -46,8 +46,8 @@ class GreedyIncentive(Clustering):
     is at least theta times the best accuracy of any model tested in this round, and falls by no more than the margin
     (reading A10).
 
-    A cluster keeps the number of the previous cluster with which it shares most members. A client without an update
-    keeps its cluster number. Its old cluster stays as it is if no new cluster has that number.
+    Clusters are matched one to one with the previous ones, so that as many clients as possible keep their number. A
+    client without an update keeps its cluster number. Its old cluster stays as it is if no new cluster has that number.
 
     Without a proxy set (``data.proxy``) it warns and uses similarity alone, as with `incentive` false.
 

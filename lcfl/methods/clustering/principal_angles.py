@@ -33,17 +33,18 @@ def angle_between(signature_Dp: Tensor, other_Dq: Tensor, angle: Angle) -> float
     The angle lies between 0 and 90 (``trace``: 90 times the number of vectors of the smaller signature).
     ``vector_min`` is the smallest angle between any vector of one signature and any vector of the other, as in the
     authors' code. Here it is an angle between lines, because the sign of a singular vector is arbitrary (reading A23).
-    ``principal`` is the smallest principal angle of the two spaces. ``trace`` is the sum of the principal angles. A
-    signature without vectors is at a right angle to all others.
+    ``principal`` is the smallest principal angle of the two spaces. ``trace`` is the sum of the angles between vectors
+    at the same place, tr(arccos |U_i^T U_j|), for as many as the smaller signature has. A signature without vectors is
+    at a right angle to all others.
     """
     if signature_Dp.shape[1] == 0 or other_Dq.shape[1] == 0:
         return 90.0
     one, other = signature_Dp.double(), other_Dq.double()
-    if angle == "vector_min":
-        cosine = (normalize(one, dim=0).T @ normalize(other, dim=0)).abs().max().reshape(1)
+    if angle == "principal":
+        cosine = torch.linalg.svdvals(_basis(one).T @ _basis(other))[0]
     else:
-        cosine = torch.linalg.svdvals(_basis(one).T @ _basis(other))
-        cosine = cosine[:1] if angle == "principal" else cosine
+        cosines = (normalize(one, dim=0).T @ normalize(other, dim=0)).abs()
+        cosine = cosines.max() if angle == "vector_min" else cosines.diagonal()
     return float(torch.rad2deg(cosine.clamp(0, 1).acos()).sum())
 
 

@@ -72,12 +72,12 @@ class ClusterTuning(Clustering):
     Args:
         criterion: ``ratio`` or ``silhouette``.
         lower: the value below which ``ratio`` merges a cluster.
-        upper: the value above which ``ratio`` splits a cluster.
+        upper: the value above which ``ratio`` splits a cluster of at least four known clients.
         margin: for ``silhouette``, how much better a move must be.
         single_threshold: for ``silhouette``, the score above which a single cluster is cut in two.
         literal: for ``ratio``, whether to follow the papers' algorithms to the letter: each cluster in turn, even one
             that has just absorbed another, distances recomputed after each move, any number of moves, no bounds.
-        start: the first round in which anything may move. None for the first round after 90 % of the clients have taken
+        start: the first round in which anything may move. None for the round in which 90 % of the clients have taken
             part.
         interval: the number of rounds from one check to the next.
         cooldown: the number of rounds without a move after a move.

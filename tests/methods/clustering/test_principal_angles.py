@@ -94,10 +94,13 @@ def test_angles_worked_by_hand():
     # The diagonal lies in the plane of x and y. It is 36.9 degrees from these vectors and 0 degrees from the plane.
     assert angle_between(columns(x, y), columns(diagonal), "vector_min") == pytest.approx(36.8699, abs=1e-3)
     assert angle_between(columns(x, y), columns(diagonal), "principal") == pytest.approx(0, abs=0.05)
-    # The planes (x, y) and (lifted, y) share y and are 36.9 degrees apart.
+    # Vectors are compared at the same place: in one plane, two vectors in the other order are at right angles.
     assert angle_between(columns(x, y), columns(lifted, y), "trace") == pytest.approx(36.8699, abs=0.05)
+    assert angle_between(columns(x, y), columns(y, x), "trace") == pytest.approx(180)
+    assert angle_between(columns(x, y), columns(y, x), "principal") == pytest.approx(0, abs=0.05)
+    assert angle_between(columns(diagonal, y), columns(x), "trace") == pytest.approx(53.1301, abs=1e-3)
     # Linearly dependent vectors span no plane.
-    assert angle_between(columns(x, x), columns(y), "trace") == pytest.approx(90)
+    assert angle_between(columns(x, x), columns(y), "principal") == pytest.approx(90)
     assert angle_between(columns(x), torch.empty(3, 0), "vector_min") == 90
 
 

@@ -143,6 +143,18 @@ def test_a_loose_cluster_is_split_in_two():
     assert_means(s)
 
 
+def test_a_scattered_cluster_that_is_too_small_does_not_keep_another_from_its_split():
+    """G is 0.96 for the three clients of cluster 0 and 0.04 for the six of cluster 1, of which each half is a group."""
+    models = [model(0, 30), model(0, -30), model(0, 0)]
+    models += [model(20, 6 if client > 2 else -6) for client in range(6)]
+    s = state(models, [0] * 3 + [1] * 6)
+    ratio = StoredModelGeometry(server(), s).ratio()
+    assert ratio[0] > ratio[1] > 0.03
+    ClusterNumberTuning("ratio", lower=0.0, upper=0.03).on_aggregated(server(), s)
+    assert s.assignment.tolist() in ([0] * 3 + [1] * 3 + [2] * 3, [0] * 3 + [2] * 3 + [1] * 3)
+    assert_means(s)
+
+
 SLOW = pytest.mark.slow
 ANY_NUMBER = [1, pytest.param(2, marks=SLOW), pytest.param(8, marks=SLOW), 12]
 
