@@ -1,5 +1,6 @@
 """Leads a fleet: waits for its clients to join, then trains with them as with simulated ones."""
 
+import copy
 import logging
 import time
 import warnings
@@ -101,9 +102,9 @@ def fit(
         members = _rejoined(admission, members)
     data = _data(members, options, 0 if proxy is None else len(proxy.data.population.proxy))
     record = FleetRecord(run, members)
-    federation.all_callbacks.insert(0, record)  # before the checkpoint
-    if data.newcomer_clients:
-        federation.all_callbacks.insert(1, Newcomers(record, admission, options.newcomer_epochs))
+    newcomers = [Newcomers(record, admission, options.newcomer_epochs)] if data.newcomer_clients else []
+    federation = copy.copy(federation)  # the caller's begins a later run without the callbacks of this one
+    federation.callbacks = [record, *newcomers, *federation.all_callbacks]  # before the checkpoint
     metrics = "loss", *map(str, module.metrics)
     kept_out, num_clients, layout = data.newcomer_clients, options.num_clients, module.layout
     fleet = Fleet(post, identity, num_clients, method, layout, record, kept_out, metrics, flag, proxy)

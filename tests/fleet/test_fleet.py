@@ -153,6 +153,17 @@ def test_a_resumed_server_takes_its_clients_back_to_the_checkpoint(tmp_path, met
     assert watch.run.path.name == "version_0"
 
 
+def test_a_federation_that_has_led_a_fleet_can_lead_it_again_and_simulate(tmp_path):
+    made, link = federation(tmp_path, rounds=2, callbacks=[Checkpoint()]), Loopback(nodes(tmp_path, fedavg))
+    before, options = list(made.all_callbacks), FleetOptions(6, {"batch_size": 8})
+    run = server.fit(made, module(), fedavg(), link, options)
+    made.rounds = 4
+    resumed = server.fit(made, module(), fedavg(), link, options, ckpt_path="last")
+    assert made.all_callbacks == before and resumed.path == run.path
+    simulation = made.fit(module(), data(), fedavg())
+    assert_same_state(resumed.state, simulation.state)
+
+
 class Signal(Callback):
     """Sends SIGTERM to this process in the middle of a round."""
 
