@@ -188,10 +188,12 @@ def test_a_client_without_training_samples_is_named():
     assert ByOwner().num_clients(Pool.of_owners(3, None, only_val, keeps_parts=True)) == 1
 
 
-def test_two_clients_of_one_name_are_refused(tmp_path):
-    content = {"indices": [[0], [1]], "names": ["a", "a"]}
+@pytest.mark.parametrize("names", [["a", "a"], ["a"], ["a", "b", "b"]])
+def test_clients_without_a_name_of_their_own_are_refused(tmp_path, names):
+    content = {"indices": [[0], [1]], "names": names}
     (tmp_path / "partition.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="gives 1 different names for 2 clients"):
+    words = f"gives {len(names)} names, {len(set(names))} of them different, for 2 clients"
+    with pytest.raises(ValueError, match=words):
         loaded(own(partition=FromFile(str(tmp_path / "partition.json"))))
 
 

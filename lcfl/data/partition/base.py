@@ -181,10 +181,10 @@ def _check_shares(name: str, shares: ClientShares, num_samples: int, num_clients
         )
     if shares.groups is not None and len(shares.groups) != num_clients:
         raise ValueError(f"{name}: gives {len(shares.groups)} groups for {num_clients} clients; give one per client")
-    if shares.names is not None and len(set(shares.names)) != num_clients:
+    if shares.names is not None and not len(set(shares.names)) == len(shares.names) == num_clients:
         raise ValueError(
-            f"{name}: gives {len(set(shares.names))} different names for {num_clients} clients; every client needs a "
-            "name of its own"
+            f"{name}: gives {len(shares.names)} names, {len(set(shares.names))} of them different, for {num_clients} "
+            "clients; every client needs a name of its own"
         )
     empty = [client for client, share in enumerate(shares.indices) if len(share) == 0]
     if empty:
