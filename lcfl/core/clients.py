@@ -47,6 +47,11 @@ class ClientState:
         assert model is not None, "stored models need an exchange whose clients keep them"
         return model
 
+    @property
+    def memory_length(self) -> int | None:
+        """How many numbers `memory` has; None without one."""
+        return None if self.memory is None else len(self.memory)
+
 
 VECTORS = tuple(field.name for field in fields(ClientState) if field.name != "consumed")
 
@@ -121,19 +126,19 @@ class ClientStore:
         """
         self._take_out(states)
         for client, state in states.items():
-            self._check_memory(client, state.memory)
+            self._check_memory(client, state.memory_length)
             self._set(client, state)
 
-    def _check_memory(self, client: int, memory: Tensor | None) -> None:
+    def _check_memory(self, client: int, length: int | None) -> None:
         """Refuses a memory that is not as long as those of the other clients."""
-        if memory is None:
+        if length is None:
             return
-        if self._memory_length not in (None, len(memory)):
+        if self._memory_length not in (None, length):
             raise ValueError(
-                f"client {client}: LocalOutput.memory has {len(memory)} numbers, and an earlier one has "
+                f"client {client}: LocalOutput.memory has {length} numbers, and an earlier one has "
                 f"{self._memory_length}. Its length must be the same for all clients and rounds; fill it up."
             )
-        self._memory_length = len(memory)
+        self._memory_length = length
 
     def for_task(self, client: int) -> ClientState:
         """Returns what a task of the client carries: its state, or the word that its state is kept elsewhere."""

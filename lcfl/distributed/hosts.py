@@ -36,9 +36,16 @@ class StateElsewhere(ClientState):
 
     Attributes:
         owner: the number of the host.
+        length: in a result, how many numbers its memory has; None without one.
     """
 
     owner: int = 0
+    length: int | None = None
+
+    @property
+    def memory_length(self) -> int | None:
+        """How many numbers the memory of the state has, as far as the server is told."""
+        return self.length
 
 
 class Host:
@@ -122,7 +129,7 @@ class Host:
         self._trained[task.client] = exchange.as_received(result.state, payload)
         model = torch.empty(0) if task.local_update is None else result.output.model  # others may want it
         output = replace(result.output, model=model, extras={}, memory=None)
-        return replace(result, state=task.state, output=output)
+        return replace(result, state=replace(task.state, length=result.state.memory_length), output=output)
 
     def _answer(self, method: str, *arguments: Any) -> Any:
         """Calls a method and returns its result, or the error as a `Failure`."""

@@ -72,7 +72,9 @@ class SpreadClientStore(ClientStore):
         return results + list(self._hosts.ask("call", owners).values())
 
     def update(self, states: Mapping[int, ClientState]) -> None:
-        """Stores several states at once."""
+        """Stores several states at once; see `ClientStore.update`."""
+        for client, state in states.items():
+            self._check_memory(client, state.memory_length)
         self._take_out(states)
         by_owner: dict[int, dict[int, ClientState]] = {}
         here: dict[int, ClientState] = {}

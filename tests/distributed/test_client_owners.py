@@ -2,6 +2,7 @@
 
 import functools
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,22 @@ def test_an_error_of_a_client_on_another_host_is_raised_on_the_server(tmp_path, 
     with pytest.raises(ClientError, match=r"^client \d+, round 1, rank 1: KeyError: 'of a client'") as caught:
         small(tmp_path, 2, lcfed(local=Failing(steps=1)))
     assert any('raise KeyError("of a client")' in note for note in caught.value.__notes__)
+
+
+class Remembering(LocalTraining):
+    """Keeps a longer memory for clients of the second host, from their second time on, when their states are there."""
+
+    def __call__(self, state, downlink, data, engine):
+        is_second = data.client >= 6
+        memory = None if is_second and not state.consumed else torch.zeros(1 + is_second)
+        return replace(super().__call__(state, downlink, data, engine), memory=memory)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_memories_of_several_lengths_are_refused_wherever_they_are_kept(tmp_path, apart, devices):
+    apart(1)
+    with pytest.raises(ValueError, match=r"^client \d+: LocalOutput\.memory has 2 numbers, and an earlier one has 1"):
+        settings(tmp_path, devices).fit(blobs_module(), blobs(12), lcfed(local=Remembering(steps=1)))
 
 
 def test_an_owner_writes_its_states_itself(tmp_path, apart, monkeypatch):

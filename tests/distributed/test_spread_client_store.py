@@ -114,6 +114,19 @@ def test_a_host_that_is_lost_while_sums_go_from_host_to_host_ends_the_run(with_h
         with_hosts(4, lead)
 
 
+def test_memories_of_several_owners_have_one_length(with_hosts):
+    def lead(hosts):
+        store = SpreadClientStore(ClientState(), hosts, N)
+        store.update({0: ClientState(memory=vector(1, 2)), 5: ClientState(consumed=3)})
+        words = re.escape("client 9: LocalOutput.memory has 1 numbers, and an earlier one has 2")
+        for state in (ClientState(memory=vector(1)), StateElsewhere(owner=1, length=1)):
+            with pytest.raises(ValueError, match=words):
+                store.update({9: state})
+        return list(store)
+
+    assert with_hosts(2, lead) == [0, 5]
+
+
 def test_a_state_elsewhere_names_its_owner(with_hosts):
     def lead(hosts):
         store = SpreadClientStore(ClientState(), hosts, N)
