@@ -7,8 +7,10 @@ import difflib
 import os
 import signal
 import sys
+import threading
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 
 from lcfl import __version__
@@ -108,11 +110,24 @@ def _answer(words: list[str], args: list[str] | None) -> None:
     elif words[0] == "--version":
         print(f"lcfl {__version__}")
     elif words[0] in COMMANDS:
-        signal.signal(signal.SIGTERM, _interrupt)
-        import_module(COMMANDS[words[0]]).main(words[1:])
+        with _interrupted_by_sigterm():
+            import_module(COMMANDS[words[0]]).main(words[1:])
     else:
         # args and not words, because LightningCLI warns if it is given arguments that the process has, too.
         import_module("lcfl.cli.federated_cli").main(args)
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Has SIGTERM end what is done inside, if Python allows a handler: only the main thread may set one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)  # None: not one of Python's
 
 
 def _interrupt(number: int, frame: object) -> None:

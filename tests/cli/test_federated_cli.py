@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from signal import SIGINT, SIGTERM
 from types import SimpleNamespace
@@ -17,7 +18,6 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 import lcfl as package
 from lcfl import __main__
-from lcfl.distributed.stop_flag import handlers_kept
 from lcfl.runs import checkpoint
 from tests.helpers.commandline import FEDAVG, FIT, LCFED, QUICKSTART, SMALL, SYNTHETIC, failure, files, lcfl, printed
 from tests.helpers.pipes import closed_pipe
@@ -340,9 +340,19 @@ def test_a_signal_stops_a_run_after_its_round_with_the_status_of_the_signal(part
 def test_a_signal_outside_of_a_round_gives_its_status(monkeypatch, command, number):
     module = "federated_cli" if command == "fit" else f"commands.{command}"
     monkeypatch.setattr(f"lcfl.cli.{module}.main", lambda args: signal.raise_signal(number))
-    with handlers_kept(), pytest.raises(SystemExit) as ended:
+    before = signal.getsignal(SIGTERM)
+    with pytest.raises(SystemExit) as ended:
         __main__.main([command])
-    assert ended.value.code == 128 + number
+    assert ended.value.code == 128 + number and signal.getsignal(SIGTERM) is before
+
+
+def test_a_command_runs_outside_of_the_main_thread_which_alone_may_handle_signals(monkeypatch):
+    done = []
+    monkeypatch.setattr("lcfl.cli.commands.compare.main", done.append)
+    thread = threading.Thread(target=__main__.main, args=(["compare", "logs"],))
+    thread.start()
+    thread.join()
+    assert done == [["logs"]]
 
 
 def test_an_interrupt_of_the_users_own_may_have_a_text(monkeypatch):
