@@ -178,8 +178,7 @@ class Onboarding:
         own = tuple(name for name, indices in sets.items() if len(indices[client]))
         personal = newcomer.personalise(received, self.epochs) if self.keep_weights else None
         if personal is not None:
-            network = self.module.fill(self.module.make_network(), *personal, state.frozen)
-            self._weights[client] = network.state_dict()
+            self._weights[client] = self.module.network_of(*personal, state.frozen).state_dict()
         for stage, metrics in zip(STAGES, newcomer.measure(received, own, self.epochs, personal), strict=True):
             self._measured.add(stage, client, metrics, {name: len(sets[name][client]) for name in own})
         group = None if population.groups is None else int(population.groups[client])

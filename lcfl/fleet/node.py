@@ -251,8 +251,7 @@ class Node:
             own = None if result.state is None else result.state.buffers
             buffers = task.state.buffers if own is None else own
             if task.exchange is not None:  # only newcomers train by another exchange for an evaluation
-                frozen = self.module.initial_frozen(self.seed)
-                network = self.module.fill(self.module.make_network(), model, buffers, frozen)
+                network = self.module.network_of(model, buffers, self.module.initial_frozen(self.seed))
                 states.keep_model(network.state_dict())
         sets = {"train": self.data.population.train} | self.data.population.sets(self.data.protocols)
         if unknown := [name for name in names if name not in sets]:

@@ -140,10 +140,7 @@ class FederatedModule(pl.LightningModule):
             self.layout, self.buffer_layout = self.layout.split_buffers()
         self._unkept = _unkept_buffers(self.network)
         if init_except and init_from is None:
-            warnings.warn(
-                f"model.init_except: {init_except} has no effect without model.init_from.",
-                stacklevel=2,
-            )
+            warnings.warn(f"model.init_except: {init_except} has no effect without model.init_from.", stacklevel=2)
         self._given = None if init_from is None else load_weights(self.network, init_from, init_except)
         self.optimizer = _optimizer_factory(optimizer)
         self.cluster_weight = cluster_weight
@@ -157,9 +154,7 @@ class FederatedModule(pl.LightningModule):
         self._measures_logits = bool(reading) and all(reading)
         self.directions = {"loss": False, **{str(name): each.higher_is_better for name, each in self.metrics.items()}}
         self.reported = reported_metric(report, larger_is_better, self.directions)
-        self.trainer_metrics = nn.ModuleDict(
-            {f"{stage}_": self.metrics.clone(f"{stage}/") for stage in ("val", "test")}
-        )
+        self.trainer_metrics = nn.ModuleDict({f"{each}_": self.metrics.clone(f"{each}/") for each in ("val", "test")})
         keep_apart(self.metrics)
         self.pulls: Pulls = NO_PULLS
         self._logged: dict[str, list[Tensor]] | None = None
@@ -280,6 +275,12 @@ class FederatedModule(pl.LightningModule):
     def initial_frozen(self, seed: int) -> Tensor | None:
         """Returns what is frozen in initial model 0 ``[F]``, and so in all models; None if nothing is frozen."""
         return None if self.frozen_layout is None else self.frozen_layout.pack(self._first(seed, 0))
+
+    def network_of(self, model: Tensor, buffers: Tensor | None = None, frozen: Tensor | None = None) -> nn.Module:
+        """Returns a new network with a model (see `fill`), and leaves the global generators as they are."""
+        with rng.isolated():
+            network = self.make_network()
+        return self.fill(network, model, buffers, frozen)
 
     def fill(
         self, network: nn.Module, model: Tensor, buffers: Tensor | None = None, frozen: Tensor | None = None

@@ -162,7 +162,7 @@ class Run:
             vector = self._method.exchange.personal(self.state, client, self._module.layout)
         clients = self.state.clients
         buffers = clients.blank.buffers if client is None else clients[client].buffers
-        return self._module.fill(self._module.make_network(), vector, buffers, self.state.frozen).eval()
+        return self._module.network_of(vector, buffers, self.state.frozen).eval()
 
     def _check_fleet(self, kind: ModelKind, client: int | None, allowed: Sequence[ModelKind]) -> None:
         """Refuses a model of which a part never left the node of its client."""

@@ -199,6 +199,12 @@ def test_a_run_that_is_continued_stays_what_it_was(tmp_path):
     assert first.metrics["test/own_split/global/loss"] != second.metrics["test/own_split/global/loss"]
 
 
+def test_a_model_of_a_run_does_not_change_the_users_random_numbers(tmp_path):
+    run, state = small(1, tmp_path), torch.get_rng_state()
+    assert not run.model("global").training
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_a_run_whose_checkpoint_was_removed_says_so(tmp_path):
     run = small(1, tmp_path)
     small(2, tmp_path, "last", callbacks=[Checkpoint(keep_last=1)])

@@ -42,8 +42,7 @@ def networks(watch):
     personal = [server.method.exchange.personal(watch.state, client, server.layout) for client in range(4)]
     made = [watch.state.clients[client] for client in range(4)]
     return [
-        server.module.fill(server.module.make_network(), model, own.buffers).state_dict()
-        for model, own in zip(personal, made, strict=True)
+        server.module.network_of(model, own.buffers).state_dict() for model, own in zip(personal, made, strict=True)
     ]
 
 
