@@ -1,7 +1,6 @@
 """The result of a federation: metrics, a run directory, and models for prediction."""
 
 import functools
-import json
 from collections.abc import Sequence
 from numbers import Integral
 from pathlib import Path
@@ -182,4 +181,4 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         """Returns the content of ``summary.json``."""
-        return dict(json.loads((self.path / "summary.json").read_bytes()))
+        return dict(read_json(self.path / "summary.json"))

@@ -205,6 +205,13 @@ def test_a_model_of_a_run_does_not_change_the_users_random_numbers(tmp_path):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_a_damaged_summary_is_named(tmp_path):
+    run = small(1, tmp_path)
+    (run.path / "summary.json").write_text("{")
+    with pytest.raises(ValueError, match=r"summary\.json: damaged \("):
+        run.summary()
+
+
 def test_a_run_whose_checkpoint_was_removed_says_so(tmp_path):
     run = small(1, tmp_path)
     small(2, tmp_path, "last", callbacks=[Checkpoint(keep_last=1)])
