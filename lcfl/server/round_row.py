@@ -62,5 +62,7 @@ class RoundRow:
     def written(self) -> Iterator[None]:
         """Marks the row as written; a metric that is logged inside comes too late for it."""
         self._is_written = True
-        yield
-        self._is_written = False
+        try:
+            yield
+        finally:
+            self._is_written = False

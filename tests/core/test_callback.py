@@ -82,6 +82,14 @@ def test_logging_after_the_row_is_written_is_an_error(tmp_path, kind):
     assert "mine" in (tmp_path / "run" / "version_0" / "metrics.csv").read_text().splitlines()[0]
 
 
+def test_nothing_comes_too_late_after_an_error_while_the_row_is_written():
+    row = RoundRow()
+    with pytest.raises(KeyError), row.written():
+        raise KeyError
+    row.log("mine", 2.0)
+    assert row.take() == {"mine": 2.0}
+
+
 @pytest.mark.parametrize(
     "name", ["round", "train/loss", "train/failed_clients", "comm/up_bytes", "time/mine", "val/mine", "cluster/moved"]
 )
