@@ -3,6 +3,7 @@
 Legend: N clients.
 """
 
+import functools
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,8 +44,7 @@ class Membership:
         number = self.newcomers
         if not isinstance(number, Integral):
             number = int(number * self.num_clients + 1e-9)
-        drawn = rng.generator(self.seed, "newcomers").choice(self.num_clients, number, replace=False)
-        return tuple(sorted(drawn.tolist()))
+        return _drawn(self.seed, self.num_clients, int(number))
 
     def in_round(self, number: int) -> Tensor:
         """Returns the mask ``[N]`` of the clients in round `number`: all without newcomers and those who left."""
@@ -78,3 +78,10 @@ class Membership:
                 )
         if len(self.leavers) == self.num_clients - len(newcomers):
             raise ValueError(f"data.leavers: all {len(self.leavers)} clients leave; at least one must stay.")
+
+
+@functools.lru_cache(maxsize=8)
+def _drawn(seed: int, num_clients: int, number: int) -> tuple[int, ...]:
+    """Returns so many newcomers. They are drawn once: every round asks, and drawing from a million clients is slow."""
+    drawn = rng.generator(seed, "newcomers").choice(num_clients, number, replace=False)
+    return tuple(sorted(drawn.tolist()))

@@ -74,6 +74,7 @@ def test_a_count_or_a_fraction_of_newcomers(number, expected):
     assert len(set(data.newcomer_clients)) == expected and data.num_initial_clients == 12 - expected
     assert list(data.newcomer_clients) == sorted(data.newcomer_clients)
     assert set(data.newcomer_clients) <= set(range(12))
+    assert data.newcomer_clients is data.newcomer_clients, "they are drawn once"
 
 
 def test_newcomers_depend_on_the_data_seed_and_are_in_the_fingerprint(tmp_path):
