@@ -66,7 +66,7 @@ class FinishedRun:
         """The option ``seed_everything``."""
         return int(self.summary["identity"]["seed"])
 
-    @property
+    @cached_property
     def metrics(self) -> dict[str, float]:
         """The final metrics by name."""
         return metrics_of(self.summary)
@@ -76,7 +76,7 @@ class FinishedRun:
         """The metric that the run reports."""
         return Reported(**self.summary.get("reported", {}))  # missing in older summaries
 
-    @property
+    @cached_property
     def settings(self) -> dict[str, Any]:
         """All settings except the seed, the number of evaluated clients, the test protocols, and the user's code."""
         identity = with_current_names(self.summary["identity"])
@@ -101,14 +101,14 @@ class FinishedRun:
         """The time at which ``summary.json`` was written, in ns."""
         return (self.path / "summary.json").stat().st_mtime_ns
 
-    @property
+    @cached_property
     def test_sets(self) -> list[tuple[str, str]]:
         """The protocol and the kind of model of every test of the reported metric, without the trivial baseline."""
         names = [name.split("/") for name in self.metrics]
         found = [(name[1], name[2]) for name in names if name[0] == "test" and name[3:] == [self.reported.name]]
         return [pair for pair in found if pair[1] != TRIVIAL]
 
-    @property
+    @cached_property
     def protocols(self) -> list[str]:
         """The test protocols, sorted."""
         return sorted({protocol for protocol, _ in self.test_sets})

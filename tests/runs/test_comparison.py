@@ -24,6 +24,12 @@ def test_seeds_of_one_experiment_are_one_entry(tmp_path):
     assert names(entries_of(find_runs([tmp_path]))) == {"a": [0, 1], "b": [0]}
 
 
+def test_what_a_run_says_is_worked_out_once(tmp_path):
+    made(tmp_path, "a", 0)
+    (run,) = find_runs([tmp_path])
+    assert all(getattr(run, name) is getattr(run, name) for name in ("metrics", "settings", "test_sets", "protocols"))
+
+
 def test_equal_names_are_distinguished_by_the_options_that_differ(tmp_path):
     for weight in (0.1, 0.5):
         made(tmp_path, "lcfl", 0, model={"cluster_weight": weight, "network": "x"})
