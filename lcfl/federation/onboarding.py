@@ -187,15 +187,15 @@ class Onboarding:
         self._joined.append(joined)
         return joined
 
-    def result(self, checkpoint: Path) -> OnboardingResult:
+    def result(self, path: Path) -> OnboardingResult:
         """Returns how all newcomers have fared.
 
         Args:
-            checkpoint: the checkpoint, or the run, of the federation that they joined.
+            path: the checkpoint, or the run, of the federation that they joined.
         """
         rule = self.method.clustering[0].newcomer_rule if self.method.is_clustered else NO_CLUSTERS
         evaluation = self._measured.collected()
-        return OnboardingResult(checkpoint, rule, self.epochs, list(self._joined), evaluation, self._weights)
+        return OnboardingResult(path, rule, self.epochs, list(self._joined), evaluation, self._weights)
 
 
 @gradients_on()

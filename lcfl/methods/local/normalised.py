@@ -50,6 +50,8 @@ class NormalisedTraining(LocalTraining):
         epochs: see `LocalTraining`.
         start: see `LocalTraining`.
         stragglers: see `LocalTraining`.
+        lr_decay: see `LocalTraining`.
+        fill_batch: see `LocalTraining`.
         effective_steps: what the server sums up to tau_eff. With ``normaliser`` it sums a_i, so that FedNova with equal
             steps is FedAvg. With ``steps`` it sums tau_i, as the authors' code does if there is a proximal term; tau_i
             is one more float in the upload.
