@@ -192,8 +192,19 @@ class Federation(Settings):
         with tempfile.TemporaryDirectory(prefix="lcfl-") as folder:
             # A command ends with its run: nobody looks at its callbacks.
             held_file = Path(folder, "held") if stage == "fit" and not self.save_config else None
-            parts = (self, schedule, engine, stage, model, datamodule, method, wanted, resumed, transport, held_file)
-            session = Session(*parts)
+            session = Session(
+                settings=self,
+                schedule=schedule,
+                engine=engine,
+                stage=stage,
+                module=model,
+                data=datamodule,
+                method=method,
+                ckpt_path=wanted,
+                resumed=resumed,
+                transport=transport,
+                held_file=held_file,
+            )
             result: dict[str, Any] | None = launch(fabric, session)
             if result is None:  # happens only if every rank is a separate process, as under torchrun
                 raise LostRankError("rank 0 ended with an error; see the message of rank 0.")
