@@ -11,7 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lcfl.distributed.tasks import EvaluationTask, Measured, TrainingResult, TrainingTask, raise_failures
+from lcfl.distributed.tasks import (
+    EvaluationTask,
+    Measured,
+    TrainingResult,
+    TrainingTask,
+    measured_model,
+    raise_failures,
+)
 from lcfl.distributed.trivial_baseline import trivial_baselines
 from lcfl.distributed.worker import ScoringTask, Worker
 from lcfl.models.module import FederatedModule
@@ -115,15 +122,8 @@ class RankTransport:
             ]
             results = iter(self.train(runs) if runs else ())
             for task in part:
-                exchange = task.exchange or self._exchange
-                if task.local_update is None:
-                    model = exchange.model_at_client(task.kind, task.downlink, task.state, self._layout)
-                    yield task, model, task.state.buffers
-                    continue
-                result = next(results)
-                model, state = exchange.model_of_run(task.kind, task.downlink, result.output), result.state
-                own = None if state is None else state.buffers
-                yield task, model, task.state.buffers if own is None else own
+                result = None if task.local_update is None else next(results)
+                yield task, *measured_model(task, task.kind, self._exchange, self._layout, result)
 
     def _score(
         self,

@@ -7,13 +7,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
+from torch import Tensor
+
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink, Uplink, all_finite
 from lcfl.distributed.client_output import ClientError
 from lcfl.methods.exchange import Exchange, ModelKind
 from lcfl.methods.local.training import LocalOutput, LocalUpdate
+from lcfl.models.layout import Layout
 
-__all__ = ["EvaluationTask", "Failure", "Lost", "Measured", "TrainingResult", "TrainingTask", "raise_failures"]
+__all__ = [
+    "EvaluationTask",
+    "Failure",
+    "Lost",
+    "Measured",
+    "TrainingResult",
+    "TrainingTask",
+    "measured_model",
+    "raise_failures",
+]
 
 Measured = Mapping[str, Mapping[str, float]]  # metrics by name, by set of samples: ``<stage>/<protocol>``
 
@@ -71,6 +83,11 @@ class TrainingResult:
         diverged = (output.loss is not None and not isfinite(output.loss)) or not all(map(all_finite, tensors))
         return cls(uplink, output, state, diverged, is_noisy)
 
+    def buffers_after(self, before: ClientState) -> Tensor | None:
+        """Returns the client's buffers ``[Q]`` after the run; those of its state `before` if the run returns none."""
+        own = None if self.state is None else self.state.buffers
+        return before.buffers if own is None else own
+
     def is_finite(self) -> bool:
         """Returns whether the server can use the result: the upload is finite and, without noise, the rest as well."""
         return all(map(all_finite, self.uplink.payload.values())) and (self.is_noisy or not self.diverged)
@@ -125,6 +142,28 @@ class Lost:
     """
 
     reason: str
+
+
+def measured_model(
+    task: TrainingTask | EvaluationTask,
+    kind: ModelKind,
+    exchange: Exchange,
+    layout: Layout,
+    result: TrainingResult | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Returns the model ``[P + Q]`` that an evaluation measures, and the buffers ``[Q]`` if they are no part of it.
+
+    Args:
+        task: what the client has got and keeps.
+        kind: the kind of model.
+        exchange: that of the method.
+        layout: the layout of models.
+        result: the result of the local update with which the client makes the model; None without one.
+    """
+    exchange = task.exchange or exchange
+    if result is None:
+        return exchange.model_at_client(kind, task.downlink, task.state, layout), task.state.buffers
+    return exchange.model_of_run(kind, task.downlink, result.output), result.buffers_after(task.state)
 
 
 def raise_failures(results: Sequence[object]) -> None:

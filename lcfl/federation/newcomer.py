@@ -71,8 +71,7 @@ class Newcomer:
         """
         training = LocalTraining(epochs=epochs)
         result = self._trained(self._round, Downlink({"model": model}), FullModel(), training)
-        own = None if result.state is None else result.state.buffers
-        return result.output.model, self._own.buffers if own is None else own
+        return result.output.model, result.buffers_after(self._own)
 
     def measure(
         self, model: Tensor, sets: tuple[str, ...], epochs: int, personal: tuple[Tensor, Tensor | None] | None = None

@@ -22,7 +22,7 @@ from lcfl.core.messages import Downlink
 from lcfl.core.schema import Array, Number, check_form
 from lcfl.core.validation import abbreviated, shortened
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.distributed.tasks import TrainingResult, TrainingTask, raise_failures
+from lcfl.distributed.tasks import TrainingResult, TrainingTask, measured_model, raise_failures
 from lcfl.distributed.trivial_baseline import trivial_baselines
 from lcfl.distributed.worker import ScoringTask, Worker
 from lcfl.engines import choose_engine
@@ -241,18 +241,11 @@ class Node:
         self, task: TrainingTask, kind: ModelKind, names: list[str], states: NodeStates
     ) -> dict[str, dict[str, float]]:
         """Returns the metrics of the client's model of one kind, by set. A newcomer's model is kept for its owner."""
-        exchange = task.exchange or self.method.exchange
-        if task.local_update is None:
-            model = exchange.model_at_client(kind, task.downlink, task.state, self.module.layout)
-            buffers = task.state.buffers
-        else:
-            result = self._run(task)
-            model = exchange.model_of_run(kind, task.downlink, result.output)
-            own = None if result.state is None else result.state.buffers
-            buffers = task.state.buffers if own is None else own
-            if task.exchange is not None:  # only newcomers train by another exchange for an evaluation
-                network = self.module.network_of(model, buffers, self.module.initial_frozen(self.seed))
-                states.keep_model(network.state_dict())
+        result = None if task.local_update is None else self._run(task)
+        model, buffers = measured_model(task, kind, self.method.exchange, self.module.layout, result)
+        if result is not None and task.exchange is not None:  # only newcomers train by another one for an evaluation
+            network = self.module.network_of(model, buffers, self.module.initial_frozen(self.seed))
+            states.keep_model(network.state_dict())
         sets = {"train": self.data.population.train} | self.data.population.sets(self.data.protocols)
         if unknown := [name for name in names if name not in sets]:
             raise MessageError(f"this node has no samples of {', '.join(unknown)}.")
