@@ -8,17 +8,13 @@ import pytest
 from lcfl.core.files import atomic_directory, read_json, remove_leftovers, write_bytes, write_json
 
 
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
 def test_a_failed_write_changes_nothing(tmp_path):
     path = tmp_path / "folder" / "file.json"
     write_json(path, {"a": [1]})
     with pytest.raises(TypeError):
         write_json(path, {"a": [2], "b": object()})
     assert json.loads(path.read_text()) == {"a": [1]}
-    assert names(path.parent) == ["file.json"]
+    assert os.listdir(path.parent) == ["file.json"]
     write_json(path, {"a": [3]})
     assert json.loads(path.read_text()) == {"a": [3]}
 
@@ -33,7 +29,7 @@ def test_a_full_disk_changes_nothing(tmp_path, monkeypatch, step):
     with pytest.raises(OSError, match="no space left"):
         write_json(tmp_path / "file.json", {"a": 2})
     assert json.loads((tmp_path / "file.json").read_text()) == {"a": 1}
-    assert names(tmp_path) == ["file.json"]
+    assert os.listdir(tmp_path) == ["file.json"]
 
 
 def test_bytes_are_on_the_disk_when_write_bytes_returns(tmp_path, monkeypatch):
@@ -51,8 +47,8 @@ def test_a_directory_appears_when_its_block_ends(tmp_path):
         (temporary / "part").write_text("x")
         assert temporary.parent == final.parent  # a rename across file systems would be a copy
         assert not final.exists()
-    assert names(final) == ["part"]
-    assert names(final.parent) == ["final"]
+    assert os.listdir(final) == ["part"]
+    assert os.listdir(final.parent) == ["final"]
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -60,7 +56,7 @@ def test_a_directory_is_absent_after_an_error(tmp_path, error):
     with pytest.raises(error), atomic_directory(tmp_path / "final") as temporary:
         (temporary / "part").write_text("x")
         raise error
-    assert names(tmp_path) == []
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_directory_is_replaced_as_a_whole(tmp_path):
@@ -70,12 +66,12 @@ def test_a_directory_is_replaced_as_a_whole(tmp_path):
     with pytest.raises(ValueError), atomic_directory(final, replaces=True) as temporary:
         (temporary / "new").write_text("x")
         raise ValueError
-    assert names(final) == ["old"]
+    assert os.listdir(final) == ["old"]
     with atomic_directory(final, replaces=True) as temporary:
         (temporary / "new").write_text("x")
-        assert names(final) == ["old"]
-    assert names(final) == ["new"]
-    assert names(tmp_path) == ["final"]
+        assert os.listdir(final) == ["old"]
+    assert os.listdir(final) == ["new"]
+    assert os.listdir(tmp_path) == ["final"]
 
 
 def test_remains_of_a_killed_writer_do_not_enter_the_next_directory(tmp_path):
@@ -85,8 +81,8 @@ def test_remains_of_a_killed_writer_do_not_enter_the_next_directory(tmp_path):
     (tmp_path / "final").mkdir()
     with atomic_directory(tmp_path / "final", replaces=True) as temporary:
         (temporary / "part").write_text("x")
-    assert names(tmp_path / "final") == ["part"]
-    assert names(tmp_path) == ["final"]
+    assert os.listdir(tmp_path / "final") == ["part"]
+    assert os.listdir(tmp_path) == ["final"]
 
 
 def test_damaged_json_is_named(tmp_path):
@@ -103,7 +99,7 @@ def test_a_new_directory_replaces_nothing(tmp_path):
         (tmp_path / "final").mkdir()
     with pytest.raises(FileExistsError, match="final exists already"), atomic_directory(tmp_path / "final"):
         pytest.fail("it was known at the beginning")
-    assert names(tmp_path) == [".final.old", ".final.tmp", "final"]
+    assert sorted(os.listdir(tmp_path)) == [".final.old", ".final.tmp", "final"]
 
 
 def test_remains_of_killed_writers_are_removed(tmp_path):
@@ -114,5 +110,5 @@ def test_remains_of_killed_writers_are_removed(tmp_path):
     for name in (".metrics.csv.123", ".lock", ".hidden", "metrics.csv.123"):
         (tmp_path / name).write_text("")
     remove_leftovers(tmp_path)
-    assert names(tmp_path) == [".hidden", ".lock", "checkpoints", "metrics.csv.123"]
-    assert names(inside) == ["round-000003.ckpt"] and names(inside / "round-000003.ckpt") == []
+    assert sorted(os.listdir(tmp_path)) == [".hidden", ".lock", "checkpoints", "metrics.csv.123"]
+    assert os.listdir(inside) == ["round-000003.ckpt"] and os.listdir(inside / "round-000003.ckpt") == []
