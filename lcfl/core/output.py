@@ -10,9 +10,8 @@ from typing import IO, Any, cast
 
 __all__ = ["lossy_output"]
 
-_DROPPING = (
-    threading.Lock()
-)  # the jobs of a sweep are threads, and another's descriptor must not be kept for the stream's
+# The jobs of a sweep are threads, and another's descriptor must not be kept for the stream's.
+_DROPPING = threading.Lock()
 
 
 def lossy_output() -> IO[str]:

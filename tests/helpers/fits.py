@@ -17,9 +17,8 @@ from tests.helpers.bits import assert_same_state
 from tests.helpers.commandline import CONFIGS, NEEDS
 
 ROUNDS = 8
-OWN = NEEDS | {
-    "lg_fedavg": ("--method.exchange.global_layers=1",)
-}  # these networks have two layers, and sharing both would be FedAvg
+# These networks have two layers, and sharing both would be FedAvg.
+OWN = NEEDS | {"lg_fedavg": ("--method.exchange.global_layers=1",)}
 
 
 def arguments(root, method="lcfed", devices=1, rounds=ROUNDS, *more):
