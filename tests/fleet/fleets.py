@@ -84,7 +84,8 @@ class Stop(Callback):
             raise RuntimeError("stop")
 
 
-def assert_same_state(one, other):
+def assert_same_fields(one, other):
+    """Asserts that two states agree in what the server of a fleet knows, which is less than the whole state."""
     for name in SERVER:
         a, b = getattr(one, name), getattr(other, name)
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, name
@@ -92,7 +93,7 @@ def assert_same_state(one, other):
 
 def assert_same_server(one, other):
     """Asserts that the servers of two runs know the same, and that all rows and final metrics are equal."""
-    assert_same_state(one.state, other.state)
+    assert_same_fields(one.state, other.state)
     assert one.state.total_bytes == other.state.total_bytes
     assert_same_rows(one, other)
 
