@@ -27,8 +27,8 @@ from tests.fleet.fleets import (
     AWAY,
     FIRST,
     Stop,
+    assert_same_fields,
     assert_same_numbers,
-    assert_same_state,
     data,
     dropped,
     federation,
@@ -39,12 +39,12 @@ from tests.fleet.fleets import (
     simulated,
 )
 from tests.helpers.builders import NormedMLP, alone, ditto, fedavg, fedper, lcfed
-from tests.helpers.commandline import METHODS, NEEDS, SYNTHETIC
+from tests.helpers.commandline import METHODS, SYNTHETIC
+from tests.helpers.fits import OWN
 from tests.helpers.loopback import Loopback
 
 SMALL = ("--data.num_clients=10", "--trainer.rounds=3", "--trainer.clients_per_round=4", "--trainer.evaluate_every=2")
 SMALL += ("--trainer.devices=1", "--trainer.enable_progress_bar=false", "--trainer.logger=false")
-OWN = NEEDS | {"lg_fedavg": ("--method.exchange.global_layers=1",)}
 
 
 def settings(method):
@@ -71,7 +71,7 @@ def test_the_same_yaml_gives_the_same_bits_on_a_fleet(here, method):
     link = Loopback({FIRST + place: partial(node, place) for place in range(10)})
     options = options_of(config, {"min-answers": 1.0})
     run = server.fit(instantiate_trainer(config), *instantiate(config), link, options)
-    assert_same_state(run.state, simulation.state)
+    assert_same_fields(run.state, simulation.state)
     assert_same_numbers(run.metrics, simulation.metrics)
     assert_same_models(run, simulation)
 
@@ -147,7 +147,7 @@ def test_a_resumed_server_takes_its_clients_back_to_the_checkpoint(tmp_path, met
         on_fleet(tmp_path, method, callbacks=[saved, Dying()])
     watch = on_fleet(tmp_path, method, callbacks=[Checkpoint(every_n_rounds=2)], ckpt_path="last")
     whole = simulated(tmp_path / "simulation", method)
-    assert_same_state(watch.state, whole.state)
+    assert_same_fields(watch.state, whole.state)
     assert watch.state.total_bytes == whole.state.total_bytes
     assert_same_numbers(watch.metrics, whole.metrics)
     assert watch.run.path.name == "version_0"
@@ -180,7 +180,7 @@ def test_a_fleet_that_is_told_to_stop_completes_its_round(tmp_path):
     assert stopped.run.signal == signal.SIGTERM and stopped.state.round == 2
     watch = on_fleet(tmp_path, lcfed, callbacks=[Checkpoint(every_n_rounds=10)], ckpt_path="last")
     whole = simulated(tmp_path / "simulation", lcfed)
-    assert_same_state(watch.state, whole.state)
+    assert_same_fields(watch.state, whole.state)
 
 
 def test_a_fleet_that_cannot_complete_its_round_stops_all_the_same(tmp_path):
