@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from lcfl.distributed import launch
 from tests.helpers.bits import assert_same_state
 from tests.helpers.commandline import LCFED, SYNTHETIC, lcfl
 from tests.helpers.fits import newest_state
+from tests.helpers.flower import free_port
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -72,12 +72,6 @@ def single():
     """The root of the same run in one process."""
     lcfl("fit", *OPTIONS, "--trainer.devices=1", "--trainer.default_root_dir=one")
     return "one"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def fit_as_rank(rank, port, parent):
