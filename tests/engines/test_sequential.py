@@ -18,6 +18,7 @@ from lcfl.models import LeNet5, SplitNetwork
 from lcfl.models.module import FederatedModule
 from lcfl.models.pulls import Pulls
 from tests.helpers.builders import (
+    LogsNumber,
     Normed,
     blobs,
     dealt,
@@ -32,12 +33,7 @@ from tests.helpers.points import DATA, INPUTS, TARGETS, TRAIN, batch, start
 
 
 def test_means_over_the_steps():
-    class Logs(FederatedModule):
-        def training_step(self, batch, batch_idx=0):
-            self.log("number", batch_idx)
-            return super().training_step(batch, batch_idx)
-
-    module = Logs(linear, partial(torch.optim.SGD, lr=0.0))
+    module = LogsNumber(linear, partial(torch.optim.SGD, lr=0.0))
     w = start(module)
     _, loss, logged = engine(module, DATA).run_optimizer(w, [batch(0, 1), batch(2, 3), batch(0, 1)])
     alone = [engine(module, DATA).run_optimizer(w, [batch(*rows)]).loss for rows in ((0, 1), (2, 3))]

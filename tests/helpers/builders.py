@@ -68,6 +68,14 @@ def linear_module(lr=0.5, widths=WIDTHS, **options):
     return FederatedModule(partial(linear, widths), partial(torch.optim.SGD, lr=lr), **options)
 
 
+class LogsNumber(FederatedModule):
+    """Logs the number of a step in its run as ``number``."""
+
+    def training_step(self, batch, batch_idx=0):
+        self.log("number", batch_idx)
+        return super().training_step(batch, batch_idx)
+
+
 def without_gradients(parameters):
     """Returns SGD with a hook that sets all gradients to zero."""
     parameters = list(parameters)

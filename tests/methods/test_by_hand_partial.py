@@ -26,6 +26,7 @@ from lcfl.models import MLP
 from lcfl.models.layout import Layout
 from lcfl.models.module import FederatedModule
 from tests.helpers.builders import (
+    LogsNumber,
     NormedMLP,
     alone,
     blobs,
@@ -211,12 +212,7 @@ def test_work_is_counted_in_both_runs():
 
 
 def test_two_runs_log_and_count_the_steps_of_both(tmp_path):
-    class Logs(FederatedModule):
-        def training_step(self, batch, batch_idx=0):
-            self.log("number", batch_idx)
-            return super().training_step(batch, batch_idx)
-
-    module = Logs(linear, partial(torch.optim.SGD, lr=LR))
+    module = LogsNumber(linear, partial(torch.optim.SGD, lr=LR))
     watch = run(fedrep(steps=3, head_steps=5), tmp_path, module, rounds=1, engine="sequential")
     assert watch.rows[0]["number"] == pytest.approx(1.0)  # of the embedding's three steps
 
