@@ -1,8 +1,9 @@
-"""Shared code of the partition tests: strategies, labels and a generator with scripted draws."""
+"""Shared code of the partition tests: strategies, labels, a data module and a generator with scripted draws."""
 
 import numpy as np
 from hypothesis import strategies as st
 
+from lcfl.data.datasets import Synthetic
 from lcfl.data.partition import (
     IID,
     ClassDirichlet,
@@ -17,8 +18,14 @@ from lcfl.data.partition import (
     Shards,
     Subsampled,
 )
+from tests.helpers.builders import blobs
 
 CIFAR10 = np.repeat(np.arange(10), 5000)
+BLOBS = Synthetic(num_classes=6, num_features=2, samples_per_class=40, test_per_class=20)
+
+
+def module(partition=None, **options):
+    return blobs(**{"dataset": BLOBS, "num_clients": 8, "partition": partition or Pathological(2), **options})
 
 
 def counts_of(labels, shares):

@@ -16,16 +16,11 @@ from lcfl.data.datamodule import Protocol
 from lcfl.data.datasets import Synthetic, Tensors
 from lcfl.data.partition import IID, ClientShares, CopyPerGroup, FromFile, Pathological, write_partition
 from lcfl.data.protocols import PROTOCOLS
-from tests.data.partitions import DISJOINT_PARTITIONS, OVERLAPPING_PARTITIONS
+from tests.data.partitions import BLOBS, DISJOINT_PARTITIONS, OVERLAPPING_PARTITIONS, module
 from tests.helpers.builders import blobs, loaded
 
-BLOBS = Synthetic(num_classes=6, num_features=2, samples_per_class=40, test_per_class=20)
 PARTITIONS = st.one_of(DISJOINT_PARTITIONS, OVERLAPPING_PARTITIONS)
 SUBSETS = [list(each) for size in range(1, len(PROTOCOLS) + 1) for each in combinations(PROTOCOLS, size)]
-
-
-def module(partition=None, **options):
-    return blobs(**{"dataset": BLOBS, "num_clients": 8, "partition": partition or Pathological(2), **options})
 
 
 def ready(*args, **options):

@@ -8,17 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lcfl.data.datasets import Synthetic, Tensors
-from lcfl.data.partition import IID, Pathological
+from lcfl.data.datasets import Tensors
+from lcfl.data.partition import IID
 from lcfl.data.protocols import PROTOCOLS
-from tests.data.partitions import DISJOINT_PARTITIONS, OVERLAPPING_PARTITIONS
+from tests.data.partitions import DISJOINT_PARTITIONS, OVERLAPPING_PARTITIONS, module
 from tests.helpers.builders import blobs, loaded
-
-BLOBS = Synthetic(num_classes=6, num_features=2, samples_per_class=40, test_per_class=20)
-
-
-def module(partition=None, **options):
-    return blobs(**{"dataset": BLOBS, "num_clients": 8, "partition": partition or Pathological(2), **options})
 
 
 @pytest.mark.filterwarnings("ignore:data.proxy")
