@@ -1,5 +1,7 @@
 """Clients of two kinds with a few points each: as a data module, and for computations in numpy with full batches."""
 
+from itertools import combinations
+
 import numpy as np
 
 from tests.helpers.builders import dealt, linear_step, two_sided
@@ -31,3 +33,16 @@ class Clients:
     def mean(self, models, members):
         """Returns the mean of these clients' models, weighted by samples."""
         return np.average([models[i] for i in members], axis=0, weights=self.sizes[members])
+
+
+def best_parts(points):
+    """Returns labels 0 and 1 of the two parts of some points with the smallest sum of squares, by trying all."""
+    everybody = set(range(len(points)))
+    parts = [set(part) for size in range(1, len(points)) for part in combinations(everybody, size)]
+
+    def scatter(part):
+        rows = points[sorted(part)]
+        return ((rows - rows.mean(axis=0)) ** 2).sum()
+
+    best = min(parts, key=lambda part: scatter(part) + scatter(everybody - part))
+    return np.array([int(i in best) for i in range(len(points))])

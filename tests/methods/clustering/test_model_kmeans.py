@@ -1,7 +1,5 @@
 """Tests of FeSEM: k-means of whole models, a run in numpy, the first clusters, and exact properties."""
 
-from itertools import combinations
-
 import numpy as np
 import pytest
 import torch
@@ -16,23 +14,10 @@ from tests.helpers.bits import same
 from tests.helpers.builders import Normed, blobs, blobs_module, fit, linear_module, server_of, state_of, upload
 from tests.helpers.clustered import UNIFORM, Evaluations, fesem
 from tests.methods.clustering.models import LAYOUT, axis
-from tests.methods.in_numpy import Clients
+from tests.methods.in_numpy import Clients, best_parts
 
 CLIENTS = Clients(6, 6, 5, 5)  # means are unweighted all the same
 STORED = ClusterMean("stored", "stored", "uniform")
-
-
-def best_halves(points):
-    """Returns the partition of points into two parts with the smallest sum of squares, by trying all."""
-    everybody = set(range(len(points)))
-    halves = [set(part) for size in (1, 2) for part in combinations(everybody, size)]
-
-    def scatter(part):
-        rows = points[sorted(part)]
-        return ((rows - rows.mean(axis=0)) ** 2).sum()
-
-    best = min(halves, key=lambda part: scatter(part) + scatter(everybody - part))
-    return np.array([int(i in best) for i in range(len(points))])
 
 
 @pytest.mark.parametrize("mean", [STORED, UNIFORM], ids=["stored", "participants"])
@@ -44,7 +29,7 @@ def test_three_rounds_match_numpy(tmp_path, mean):
     start, omega = [w0] * 4, None
     for each in watch.history:
         w = np.stack([CLIENTS.trained(start[i], i, 2) for i in range(4)])
-        r = best_halves(w) if omega is None else ((w[:, None] - omega[None]) ** 2).sum(axis=2).argmin(axis=1)
+        r = best_parts(w) if omega is None else ((w[:, None] - omega[None]) ** 2).sum(axis=2).argmin(axis=1)
         omega = np.stack([w[r == k].mean(axis=0) if (r == k).any() else omega[k] for k in (0, 1)])
         np.testing.assert_allclose(each.centres[each.assignment], omega[r], atol=2e-6)
         np.testing.assert_allclose(each.global_model, w.mean(axis=0), atol=2e-6)

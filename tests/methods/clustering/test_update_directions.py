@@ -15,7 +15,7 @@ from tests.helpers.builders import Normed, blobs, blobs_module, dealt, fedavg, f
 from tests.helpers.clustered import Evaluations, fedgroup
 from tests.methods.clustering.models import LAYOUT, SIZE, axis, four_ways, opened
 from tests.methods.clustering.runs import assert_same_models
-from tests.methods.in_numpy import Clients
+from tests.methods.in_numpy import Clients, best_parts
 
 CLIENTS = Clients(6, 6, 5, 5, 4)
 LR = 0.5
@@ -23,17 +23,6 @@ LR = 0.5
 
 def cosine(a, b):
     return a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
-
-
-def least_scatter(points):
-    everybody = set(range(len(points)))
-    parts = [set(part) for size in range(1, len(points)) for part in combinations(everybody, size)]
-
-    def scatter(part):
-        rows = points[sorted(part)]
-        return ((rows - rows.mean(axis=0)) ** 2).sum()
-
-    return min(parts, key=lambda part: scatter(part) + scatter(everybody - part))
 
 
 def test_pre_training_a_cold_start_and_a_round_match_numpy(tmp_path):
@@ -45,8 +34,8 @@ def test_pre_training_a_cold_start_and_a_round_match_numpy(tmp_path):
     matrix = np.stack([delta[i] for i in early], axis=1)  # P x n
     direction = np.linalg.svd(matrix, full_matrices=False)[0][:, :2]
     embedding = np.array([[cosine(delta[i], v) for v in direction.T] for i in early])
-    part = least_scatter(embedding)
-    groups = [[i for n, i in enumerate(early) if n in part], [i for n, i in enumerate(early) if n not in part]]
+    parts = best_parts(embedding)
+    groups = [[i for i, part in zip(early, parts, strict=True) if part == k] for k in (0, 1)]
     omega = [w0 + np.mean([delta[i] for i in group], axis=0) for group in groups]
     opening = watch.history[0]
     assert opening.round == -1 and opening.assignment[2] == -1

@@ -12,8 +12,7 @@ from lcfl.models import Layout
 from tests.helpers.bits import same
 from tests.helpers.builders import alone, blobs, blobs_module, fit, linear_module, state_of, upload
 from tests.helpers.clustered import UNIFORM, Evaluations, cgpfl, cgpfl_prox
-from tests.methods.clustering.test_model_kmeans import best_halves
-from tests.methods.in_numpy import Clients
+from tests.methods.in_numpy import Clients, best_parts
 
 CLIENTS = Clients(6, 6, 5, 5)  # means are unweighted all the same
 
@@ -37,7 +36,7 @@ def test_three_rounds_of_envelopes_in_numpy(tmp_path, num_clusters, beta):
     for number, each in enumerate(watch.history):
         w, theta = (np.stack(parts) for parts in zip(*(envelope(omega[r[i]], i) for i in range(4)), strict=True))
         if number == 0:
-            r = best_halves(w) if num_clusters == 2 else r
+            r = best_parts(w) if num_clusters == 2 else r
             omega = np.stack([w[r == k].mean(axis=0) for k in range(num_clusters)])
         else:
             r = ((w[:, None] - omega[None]) ** 2).sum(axis=2).argmin(axis=1)
@@ -60,7 +59,7 @@ def test_two_rounds_of_the_proximal_reading_in_numpy(tmp_path):
         for _ in range(2):
             slopes = np.stack([CLIENTS.slope(w[i], i) for i in range(4)])
             w = w - lr * (slopes + mu * (w - reference))
-        r = best_halves(w) if number == 0 else ((w[:, None] - omega[None]) ** 2).sum(axis=2).argmin(axis=1)
+        r = best_parts(w) if number == 0 else ((w[:, None] - omega[None]) ** 2).sum(axis=2).argmin(axis=1)
         omega = np.stack([w[r == k].mean(axis=0) for k in (0, 1)])
         np.testing.assert_allclose(each.centres[each.assignment], omega[r], atol=2e-6)
     for client in range(4):
