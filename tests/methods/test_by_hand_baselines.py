@@ -43,11 +43,11 @@ def slope_of(w, rows):
     return linear_step(w, INPUTS[rows], TARGETS[rows])[1]
 
 
-def run_optimizer(w, rows_of_steps, mu=0.0, momentum=0.0):
-    """Runs SGD on these samples with torch's momentum, pulled to the starting point."""
+def run_optimizer(w, rows_of_steps, mu=0.0, momentum=0.0, correction=0.0):
+    """Runs SGD on these samples with torch's momentum, pulled to the starting point and with corrected gradients."""
     start, velocity = w, 0.0
     for rows in rows_of_steps:
-        velocity = momentum * velocity + slope_of(w, rows) + mu * (w - start)
+        velocity = momentum * velocity + slope_of(w, rows) + correction + mu * (w - start)
         w = w - LR * velocity
     return w
 

@@ -45,17 +45,19 @@ from tests.helpers.builders import (
     scaffold,
 )
 from tests.methods.clustering.test_one_shot import fedclust
-from tests.methods.test_by_hand_baselines import INPUTS, LR, TARGETS, TRAIN, batches, close, run, slope_of, started
+from tests.methods.test_by_hand_baselines import (
+    INPUTS,
+    LR,
+    TARGETS,
+    TRAIN,
+    batches,
+    close,
+    run,
+    run_optimizer,
+    started,
+)
 
 P = 17
-
-
-def corrected(w, rows_of_steps, correction, alpha=0.0, momentum=0.0):
-    start, velocity = w, 0.0
-    for rows in rows_of_steps:
-        velocity = momentum * velocity + slope_of(w, rows) + correction + alpha * (w - start)
-        w = w - LR * velocity
-    return w
 
 
 @pytest.mark.parametrize("engine", ["sequential", "compiled", "stacked"])
@@ -68,12 +70,12 @@ def test_scaffold_corrects_by_control_variates(tmp_path, engine, momentum):
     lengths = [1 + 1 + momentum + 1 + momentum + momentum**2, 1 + 1 + momentum]  # the sums of the gradients' weights
     for number, each in enumerate(watch.history):
         steps = [batches(i, number * len(TRAIN[i]), 3 - i) for i in (0, 1)]
-        ends = [corrected(w, steps[i], c - own[i], momentum=momentum) for i in (0, 1)]
+        ends = [run_optimizer(w, steps[i], momentum=momentum, correction=c - own[i]) for i in (0, 1)]
         news = [own[i] - c + (w - ends[i]) / (LR * lengths[i]) for i in (0, 1)]
         c = c + np.mean([new - old for new, old in zip(news, own, strict=True)], axis=0)
         plain, w, own = w, np.mean(ends, axis=0), news
         close(each.global_model, w)
-        assert number == 0 or np.abs(corrected(plain, steps[0], 0.0) - ends[0]).max() > 1e-3
+        assert number == 0 or np.abs(run_optimizer(plain, steps[0], momentum=momentum) - ends[0]).max() > 1e-3
     np.testing.assert_allclose(watch.state.aggregation["control"], c[None], atol=2e-5)
     np.testing.assert_allclose(c, np.mean(own, axis=0), atol=1e-12)
     assert watch.rows[0]["comm/up_bytes"] == watch.rows[0]["comm/down_bytes"] == 2 * 4 * 2 * P
@@ -94,7 +96,7 @@ def test_feddyn_adds_a_linear_and_a_proximal_term(tmp_path, engine):
     watch = run(feddyn(), tmp_path, module, rounds=3, engine=engine)
     w, h, g = started(module), np.zeros(P), [np.zeros(P), np.zeros(P)]
     for each in watch.history:
-        ends = [corrected(w, [TRAIN[i]] * 3, -g[i], alpha) for i in (0, 1)]
+        ends = [run_optimizer(w, [TRAIN[i]] * 3, alpha, correction=-g[i]) for i in (0, 1)]
         g = [g[i] - alpha * (ends[i] - w) for i in (0, 1)]
         h = h - alpha * np.mean([end - w for end in ends], axis=0)
         w = np.mean(ends, axis=0) - h / alpha
