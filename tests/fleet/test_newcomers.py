@@ -26,6 +26,17 @@ from tests.helpers.loopback import NEVER, Loopback
 from tests.methods.clustering.test_one_shot import fedclust
 
 
+class Registering(Callback):
+    """Lets the nodes that are away register at the start of a round."""
+
+    def __init__(self, link, round):
+        self.link, self.round = link, round
+
+    def on_round_start(self, state):
+        if state.round == self.round:
+            self.link.away.clear()
+
+
 @pytest.mark.parametrize("method", [fedavg, lcfed, fedper, fedclust])
 def test_a_node_that_registers_during_the_run_is_added_by_the_rule_of_the_method(tmp_path, method):
     """It is added between two rounds as ``lcfl onboard`` adds it to the checkpoint of a simulation."""
@@ -36,12 +47,7 @@ def test_a_node_that_registers_during_the_run_is_added_by_the_rule_of_the_method
     made = {node: partial(each, section=partial(data, newcomers=1)) for node, each in made.items()}
     link = Loopback(made, away=[FIRST + newcomer])
 
-    class Registering(Callback):
-        def on_round_start(self, state):
-            if state.round == 3:
-                link.away.clear()
-
-    watch = on_fleet(tmp_path, method, link=link, callbacks=[Registering()], more=more, **engine)
+    watch = on_fleet(tmp_path, method, link=link, callbacks=[Registering(link, 3)], more=more, **engine)
     simulation = tmp_path / "simulation"
     whole = simulated(simulation, method, data=data(newcomers=1), callbacks=[Checkpoint(every_n_rounds=1)], **engine)
     assert_same_server(watch, whole)
@@ -75,17 +81,12 @@ def test_no_round_waits_for_a_newcomer_without_end(tmp_path, kind):
     )
     link.away = {FIRST + newcomer}
 
-    class Registering(Callback):
-        def on_round_start(self, state):
-            if state.round == 2:
-                link.away.clear()
-
     with pytest.warns(UserWarning, match=rf"round \d: hospital {newcomer}: newcomer {newcomer}: no answer"):
         watch = on_fleet(
             tmp_path,
             fedclust,
             link=link,
-            callbacks=[Registering()],
+            callbacks=[Registering(link, 2)],
             more={"newcomers": 1},
             patience=replace(SOME, min_answers=1.0),
         )
@@ -102,13 +103,10 @@ def test_rounds_go_on_before_a_silent_node_is_asked_again(tmp_path, monkeypatch,
     link = Loopback(made, lambda message, count: NEVER if message.kind == "join" and not link.away else None)
     link.away = {FIRST + newcomer}
 
-    class Registering(Callback):
-        def on_round_start(self, state):
-            if state.round == 1:
-                link.away.clear()
-
     patience = replace(SOME, min_answers=1.0)
     with pytest.warns(UserWarning, match=rf"node {FIRST + newcomer} has not joined yet: no answer within 0.2 s"):
-        on_fleet(tmp_path, fedavg, link=link, callbacks=[Registering()], more={"newcomers": 1}, patience=patience)
+        on_fleet(
+            tmp_path, fedavg, link=link, callbacks=[Registering(link, 1)], more={"newcomers": 1}, patience=patience
+        )
     kinds = [json.loads(parcel.text)["kind"] for node, parcel, _ in link.sent if node == FIRST + newcomer]
     assert kinds == ["join"] * times

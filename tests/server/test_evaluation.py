@@ -21,7 +21,7 @@ from lcfl.methods.local.training import LocalData
 from lcfl.models.module import FederatedModule
 from lcfl.server.evaluation import Evaluator, evaluated_metrics
 from lcfl.server.schedule import Schedule
-from tests.helpers.builders import alone, dealt, engine, fedavg, lcfed, linear_module, state_of, two_sided
+from tests.helpers.builders import alone, dealt, engine, fedavg, lcfed, linear, linear_module, state_of, two_sided
 
 INPUTS, TARGETS, TRAIN, TEST = two_sided(num_clients=4, size=10, seed=3)
 VAL = [share[-2:] for share in TRAIN]
@@ -143,34 +143,29 @@ def test_sharing_a_model_does_not_change_metrics():
         assert metric.clients.tolist() == apart.by_name[name].clients.tolist()
 
 
-def test_shared_model_scores_a_sample_once():
-    scored = []
+def counting(scored):
+    """Returns a linear module that appends the size of every batch to `scored`."""
 
     class Counting(FederatedModule):
         def forward(self, inputs):
             scored.append(len(inputs))
             return super().forward(inputs)
 
-    template = linear_module()
-    module = Counting(template.make_network)
-    evaluator(lcfed(), module=module)(state(), ["global"], stages=["test"])
+    return Counting(linear)
+
+
+def test_shared_model_scores_a_sample_once():
+    scored = []
+    evaluator(lcfed(), module=counting(scored))(state(), ["global"], stages=["test"])
     assert scored == [len(np.unique(np.concatenate([*TEST, *VIEW])))]
 
 
 def test_shared_model_scores_a_sample_once_for_each_view():
-    scored = []
-
-    class Counting(FederatedModule):
-        def forward(self, inputs):
-            scored.append(len(inputs))
-            return super().forward(inputs)
-
-    population, s = data(), state()
+    scored, population, s = [], data(), state()
     examples, people = population._loaded
     views = [(View(),), (Relabelling((1, 0)),), (View(),), (Relabelling((1, 0)),)]
     population._loaded = examples, replace(people, views=views)
-    module = Counting(linear_module().make_network)
-    found = evaluator(lcfed(), population, module)(s, ["global"], stages=["test"])
+    found = evaluator(lcfed(), population, counting(scored))(s, ["global"], stages=["test"])
     assert sorted(scored) == sorted(
         len(np.unique(np.concatenate([each for i in pair for each in (TEST[i], VIEW[i])]))) for pair in ((0, 2), (1, 3))
     )
