@@ -254,7 +254,7 @@ def test_rounds_count_from_one_without_warm_up_rounds(tmp_path):
 )
 def test_rounds_to_nine_tenths_of_the_peak(accuracies, rounds):
     curve = [(number, 0.0, accuracy) for number, accuracy in enumerate(accuracies, start=1)]
-    assert rounds_to_peak(curve) == rounds or isnan(rounds)
+    assert rounds_to_peak(curve) == pytest.approx(rounds, nan_ok=True)
 
 
 def test_a_row_has_the_rounds_to_nine_tenths_of_the_peak(tmp_path):
