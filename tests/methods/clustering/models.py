@@ -16,6 +16,11 @@ def axis(place, value=1.0):
     return model
 
 
+def flat(*entries):
+    """Returns a model, or an update of one, with these first entries and zeros."""
+    return torch.tensor([*map(float, entries), *[0.0] * (SIZE - len(entries))])
+
+
 def opened(clustering, models, num_clients=None, layout=LAYOUT, initial=None):
     """Returns the state after the warm-up round of clients 0, 1, ... with these models."""
     num_clients = num_clients or len(models)

@@ -23,11 +23,7 @@ from lcfl.methods.exchange import ClusterModel, FullModel
 from lcfl.methods.local import LocalTraining
 from lcfl.methods.method import Method
 from tests.helpers.builders import blobs, blobs_module, fedac, fit, state_of
-from tests.methods.clustering.models import LAYOUT, SIZE, groups_of
-
-
-def model(*entries):
-    return torch.tensor([*map(float, entries), *[0.0] * (SIZE - len(entries))])
+from tests.methods.clustering.models import LAYOUT, SIZE, flat, groups_of
 
 
 def state(models, assignment, **fields):
@@ -52,11 +48,11 @@ def assert_means(s):
         torch.testing.assert_close(s.centres[cluster], members.mean(dim=0))
 
 
-FOUR = [model(0, 0), model(2, 0), model(10, 0), model(10, 2), model(0, 30)]
+FOUR = [flat(0, 0), flat(2, 0), flat(10, 0), flat(10, 2), flat(0, 30)]
 
 
 def test_granularity_by_hand():
-    models = [model(0, 0), model(4, 0), model(10, 0), model(10, 6), model(0, 30)]
+    models = [flat(0, 0), flat(4, 0), flat(10, 0), flat(10, 6), flat(0, 30)]
     intra, inter = granularity(state(models, [0, 0, 1, 1, 2]), SIZE)
     # Members are at the distances 2, 3 and 0 from the centres (2, 0), (10, 3), (0, 30), whose squared distances are 73,
     # 904, 829.
@@ -65,13 +61,13 @@ def test_granularity_by_hand():
 
 
 def test_granularity_is_the_mean_over_members_whose_distances_differ():
-    intra, _ = granularity(state([model(0), model(0), model(9), model(50)], [0, 0, 0, 1]), SIZE)
+    intra, _ = granularity(state([flat(0), flat(0), flat(9), flat(50)], [0, 0, 0, 1]), SIZE)
     assert intra.tolist() == [(9 + 9 + 36) / 3, 0]  # squared distances of 0, 0, 9 to their mean 3
 
 
 def test_a_cluster_whose_clients_never_took_part_neither_counts_nor_absorbs():
     """Clusters at 0 and 2 have a member each side of them at a distance of 1; that of client 4 has its centre at 5."""
-    models = [model(-1), model(1), model(1), model(3), model(5)]
+    models = [flat(-1), flat(1), flat(1), flat(3), flat(5)]
     s = state(models, [0, 0, 1, 1, 2])
     without = granularity(state(models[:4], [0, 0, 1, 1]), SIZE)
     s.participated[4] = False
@@ -80,7 +76,7 @@ def test_a_cluster_whose_clients_never_took_part_neither_counts_nor_absorbs():
     assert inter[:2].tolist() == without[1].tolist() == [4, 4]
     groups = StoredModelGeometry(server(), s)
     assert groups.num_clusters == 2
-    s.centres[2] = model(2.5)  # nearest to the cluster at 2
+    s.centres[2] = flat(2.5)  # nearest to the cluster at 2
     assert groups.closest(1) == 0
     ClusterNumberTuning(lower=0.3, upper=9.0, start=0, min_clusters=1).on_aggregated(server(), s)
     assert s.assignment.tolist() == [0, 0, 0, 0, 1]
@@ -129,7 +125,7 @@ def test_the_printed_rule_merges_clusters_that_are_right():
 
 
 def test_a_merge_goes_to_the_closest_centre():
-    s = state([model(0, 0), model(1, 0), model(5, 0), model(5, 1), model(30, 0), model(30, 9)], [0, 0, 1, 1, 2, 2])
+    s = state([flat(0, 0), flat(1, 0), flat(5, 0), flat(5, 1), flat(30, 0), flat(30, 9)], [0, 0, 1, 1, 2, 2])
     ClusterNumberTuning("ratio", lower=0.01, upper=9.0).on_aggregated(server(), s)
     assert s.assignment.tolist() == [0, 0, 0, 0, 1, 1]
     assert_means(s)
@@ -145,8 +141,8 @@ def test_a_loose_cluster_is_split_in_two():
 
 def test_a_scattered_cluster_that_is_too_small_does_not_keep_another_from_its_split():
     """G is 0.96 for the three clients of cluster 0 and 0.04 for the six of cluster 1, of which each half is a group."""
-    models = [model(0, 30), model(0, -30), model(0, 0)]
-    models += [model(20, 6 if client > 2 else -6) for client in range(6)]
+    models = [flat(0, 30), flat(0, -30), flat(0, 0)]
+    models += [flat(20, 6 if client > 2 else -6) for client in range(6)]
     s = state(models, [0] * 3 + [1] * 6)
     ratio = StoredModelGeometry(server(), s).ratio()
     assert ratio[0] > ratio[1] > 0.03
@@ -285,7 +281,7 @@ def test_the_literal_rule_merges_nearly_everything():
 
 def test_the_literal_rule_also_visits_a_cluster_that_has_absorbed_another():
     """Cluster 0 is merged into 1. Now G is (1/4) / (49/2)^2 for that one and 225 / (49/2)^2 = 0.37 for cluster 2."""
-    s = state([model(0), model(1), model(10), model(40)], [0, 1, 2, 2])
+    s = state([flat(0), flat(1), flat(10), flat(40)], [0, 1, 2, 2])
     ClusterNumberTuning("ratio", literal=True).on_aggregated(server(), s)
     assert s.num_clusters == 1
 

@@ -8,14 +8,11 @@ from sklearn.metrics import adjusted_rand_score
 from lcfl.methods.clustering import SplitAndMerge, UpdateEM
 from lcfl.methods.clustering.similarity import squared_distances, squared_distances_to_means
 from lcfl.methods.clustering.update_em import dispersion, em, separation
+from tests.methods.clustering.models import flat
 from tests.methods.clustering.models import groups_of as models_of_groups
 from tests.methods.clustering.test_greedy_incentive import SIZE, Proxy, answered, state
 
 POINTS = [(0, 0), (2, 0), (10, 0), (10, 2), (0, 30)]
-
-
-def flat(*entries):
-    return torch.tensor([*map(float, entries)] + [0.0] * (SIZE - len(entries)))
 
 
 def sent(points):
