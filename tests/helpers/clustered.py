@@ -24,6 +24,7 @@ from lcfl.models.module import FederatedModule
 
 SAMPLES = ClusterMean("participants", "participants", "samples")
 UNIFORM = ClusterMean("participants", "participants", "uniform")
+ALWAYS = {"eps1": 1e9, "eps2": 0.0, "min_round": 0, "min_size": 2}  # CFL splits whenever updates disagree
 
 
 def normed():

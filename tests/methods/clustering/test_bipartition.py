@@ -11,12 +11,11 @@ from lcfl.methods.clustering import RecursiveBipartition
 from lcfl.methods.clustering.bipartition import bipartition_of
 from tests.helpers.bits import same
 from tests.helpers.builders import blobs, blobs_module, fit, linear_module, server_of, state_of, upload
-from tests.helpers.clustered import cfl, normed_module
+from tests.helpers.clustered import ALWAYS, cfl, normed_module
 from tests.methods.clustering.models import LAYOUT, axis
 from tests.methods.in_numpy import Clients
 
 CLIENTS = Clients(6, 6, 5, 5)  # means are unweighted all the same
-ALWAYS = {"eps1": 1e9, "eps2": 0.0, "min_round": 0, "min_size": 2}
 
 
 def cosines(rows):

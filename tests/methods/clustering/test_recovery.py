@@ -9,6 +9,7 @@ from lcfl.data.partition import Pathological
 from lcfl.methods.local import LocalTraining
 from tests.helpers.builders import blobs, blobs_module, fedac, fit, lcfed
 from tests.helpers.clustered import (
+    ALWAYS,
     cfl,
     cfl_fixed,
     cgpfl,
@@ -90,9 +91,6 @@ def test_four_groups_are_found(tmp_path, method, rounds, clients_per_round, mu):
     module = blobs_module(0.1, cluster_weight=mu)
     watch = fit(module, blobs(12), method, tmp_path, rounds=rounds, clients_per_round=clients_per_round)
     assert are_the_groups(watch.state.assignment)
-
-
-ALWAYS = {"eps1": 1e9, "eps2": 0.0, "min_round": 0, "min_size": 2}  # CFL splits whenever updates disagree
 
 
 @pytest.mark.parametrize(
