@@ -167,16 +167,14 @@ def test_silhouette_finds_the_groups_and_stays(num_clusters):
 
 
 def test_silhouette_leaves_one_group_alone():
-    draw = torch.Generator().manual_seed(0)
-    models = list(1 + 0.05 * torch.randn(40, SIZE, generator=draw))
+    models, _ = groups_of(num_groups=1, size=40)
     s = state(models, [0] * 40)
     ClusterNumberTuning("silhouette", min_clusters=1).on_aggregated(server(), s)
     assert s.num_clusters == 1
 
 
 def test_a_cluster_without_models_does_not_make_a_single_group_two():
-    draw = torch.Generator().manual_seed(0)
-    models = list(1 + 0.05 * torch.randn(40, SIZE, generator=draw))
+    models, _ = groups_of(num_groups=1, size=40)
     s = state(models, [0] * 39 + [1])
     s.participated[39] = False
     assert silhouette_moves(StoredModelGeometry(server(), s), 0.01, 0.25, 2) == []
