@@ -15,7 +15,7 @@ from lcfl.data.samples import Samples
 from lcfl.data.spec import SampleSpec
 from lcfl.engines import kernels
 from lcfl.engines.forward_graph import Unsupported
-from lcfl.engines.sequential import SequentialEngine
+from lcfl.engines.sequential import SequentialEngine, check_steps
 from lcfl.engines.tracing import Program, trace
 from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
 from lcfl.methods.local.sgd import sgd_settings
@@ -145,6 +145,7 @@ class CompiledEngine(SequentialEngine):
         for number, batch in enumerate(gathered):
             sgd.first = number == 0
             losses.append(self._at_batch(self._kernels.lcfl_step, model, buffers, batch, *options))
+        check_steps(losses)
         self._close(buffers)
         return OptimizerResult(model, sum(losses) / len(losses), {})
 

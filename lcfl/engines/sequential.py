@@ -23,7 +23,7 @@ from lcfl.models.module import FederatedModule
 from lcfl.models.pulls import NO_PULLS, Pulls
 from lcfl.models.step_loss import check_gradient, loss_of_step
 
-__all__ = ["SequentialEngine"]
+__all__ = ["SequentialEngine", "check_steps"]
 
 FIRST_SCALE = 2.0**10  # of a loss in float16; it is halved until the gradient fits into float16
 SHOW_INPUTS = ("forward", "training_step")  # overridden in a module, they may need the usual order in memory

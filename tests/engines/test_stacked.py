@@ -10,10 +10,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from lightning.fabric import Fabric
 from torch import nn
 
 from lcfl.data.augmentation import CropAndFlip
 from lcfl.data.spec import SampleSpec
+from lcfl.engines import make_engine
 from lcfl.engines.stacked import _bytes_for_clients, check_stacked
 from lcfl.models import CNN, MLP
 from lcfl.models.module import FederatedModule
@@ -341,9 +343,14 @@ def test_a_run_without_a_batch_is_refused_and_the_others_go_on():
         except ValueError as error:
             return str(error)
 
-    expected, actual = ([found for found, _ in each] for each in both(stacked_pair(Inner, (7,)), task))
-    assert actual[2] == expected[2] == "run_optimizer: got no batch; a local run takes at least one step."
-    assert actual[:2] + actual[3:] == pytest.approx(expected[:2] + expected[3:], rel=1e-4)
+    data = data_of((7,))
+    compiled = make_engine("compiled", Fabric(accelerator="cpu", devices=1), FederatedModule(Inner), data)
+    engines = *stacked_pair(Inner, (7,), partial(torch.optim.SGD, lr=0.01), data=data), compiled
+    expected, *others = ([found for found, _ in each] for each in both(engines, task))
+    refused = [each.pop(2) for each in (expected, *others)]
+    assert refused == ["run_optimizer: got no batch; a local run takes at least one step."] * 3
+    for actual in others:
+        assert actual == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_trial_changes_nothing():
