@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-__all__ = ["Progress", "evaluation_table", "evaluation_tables"]
+__all__ = ["Progress", "evaluation_table", "evaluation_tables", "make_console"]
 
 LINES = 10  # plain lines per run; evaluations may add as many again
 LONGEST_WITH_ROOM = 12  # longest name of a protocol that leaves room for wide gaps between the table's columns

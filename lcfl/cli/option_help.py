@@ -18,7 +18,7 @@ from lcfl.cli.class_options import CLASSES, OTHERS, classes, closest
 from lcfl.cli.option_paths import without_init_args
 from lcfl.cli.type_errors import WORDS
 
-__all__ = ["Help", "described", "first_sentence", "options", "overview"]
+__all__ = ["Help", "described", "entry", "first_sentence", "options", "overview"]
 
 COLUMN = 34  # where the descriptions of options begin
 SECTION = re.compile(r"^(?:Args|Attributes|Examples?|Note|Raises|Returns|\.\. |[*-] )", re.MULTILINE)  # in a docstring

@@ -34,7 +34,7 @@ from lcfl.methods.method import Method
 from lcfl.models.metrics import accuracy, weight_in_loss
 from lcfl.models.module import FederatedModule
 
-__all__ = ["ScoringTask", "Worker", "blank_output", "measure", "most_outputs"]
+__all__ = ["ScoringTask", "Worker", "blank_output", "details_of", "measure", "most_outputs"]
 
 OUTPUT_BYTES = 2**28  # of the outputs that an evaluation holds at once; a token may have a score for every word
 LONGEST_IN_TRACEBACK = 200  # bytes of a message; the whole message stands before the traceback

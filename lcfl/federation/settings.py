@@ -21,7 +21,7 @@ from lcfl.distributed.placement import STRATEGIES, device_type
 from lcfl.federation.checks import check_callbacks
 from lcfl.methods.exchange import ModelKind
 
-__all__ = ["Settings", "in_place_of"]
+__all__ = ["Precision", "Settings", "in_place_of"]
 
 Accelerator = Literal["auto", "cpu", "cuda", "gpu"]
 Precision = Literal["32-true", "bf16-mixed", "16-mixed"]

@@ -16,7 +16,7 @@ from lcfl.fleet.messages import Message, decode, encode
 from lcfl.fleet.node import ANSWERS
 from lcfl.fleet.parcel import MessageError, Parcel
 
-__all__ = ["Patience", "Post"]
+__all__ = ["Check", "Patience", "Post", "one_line"]
 
 LOGGER = logging.getLogger(__name__)
 SHORTEST_WAIT, LONGEST_WAIT = 0.02, 1.0  # seconds between two looks for answers

@@ -31,7 +31,7 @@ from lcfl.models.pretrained import Weights, load_weights
 from lcfl.models.pulls import NO_PULLS, Pulls
 from lcfl.models.split_network import NetworkFactory
 
-__all__ = ["BufferPolicy", "FederatedModule"]
+__all__ = ["Batch", "BufferPolicy", "FederatedModule"]
 
 Batch = tuple[Tensor, Tensor]
 BufferPolicy = Literal["average", "keep_server", "local"]

@@ -50,6 +50,7 @@ __all__ = [
     "read",
     "read_frozen",
     "read_manifest",
+    "saved_in",
     "write",
 ]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import lcfl
 
-__all__ = ["changed_modules", "is_installed", "user_code"]
+__all__ = ["Code", "changed_modules", "is_installed", "user_code"]
 
 Code = Mapping[str, Mapping[str, str]]  # what `user_code` returns
 
