@@ -23,6 +23,7 @@ LOGGER = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("cpp") / "kernels.cpp"  # includes the other files in that folder
 FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-std=c++17", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
+NO_MEMORY = -2  # what a kernel returns then; it is also in kernels.cpp
 
 _NAMES = ("conv", "linear", "relu", "max_pool", "avg_pool", "group_norm", "batch_norm", "add", "dropout")
 KIND = {name: number for number, name in enumerate(_NAMES)}
@@ -90,12 +91,19 @@ def load() -> ctypes.CDLL:
         ("is_in_bfloat16", c_int32, [pointer]),
         ("close", None, [pointer]),
         ("gradient", c_double, [*[pointer] * 6, c_int64, pointer]),
-        ("scores", None, [pointer, pointer, pointer, pointer, c_int64, pointer]),
+        ("scores", c_double, [pointer, pointer, pointer, pointer, c_int64, pointer]),
         ("step", c_double, [*[pointer] * 6, c_int64, POINTER(Sgd), *[pointer] * 4]),
     ):
         function = getattr(library, f"lcfl_{name}")
-        function.restype, function.argtypes = result, arguments
+        function.restype, function.argtypes, function.errcheck = result, arguments, _checked
     return library
+
+
+def _checked(result: Any, function: Any, arguments: tuple[Any, ...]) -> Any:
+    """Returns what a kernel returns, or raises a MemoryError."""
+    if result == NO_MEMORY or (function.restype is c_void_p and result is None):
+        raise MemoryError("trainer.engine: compiled got too little memory for a batch; set a smaller data.batch_size.")
+    return result
 
 
 class OpenProgram:

@@ -2,6 +2,7 @@
 // only on the network and the batch.
 
 #include <cstdint>
+#include <new>
 
 #include "descent.h"
 #include "network.h"
@@ -9,11 +10,25 @@
 
 using namespace lcfl;
 
+constexpr double NO_MEMORY = -2;  // kernels.py has it, too
+
+// Returns what `compute` returns, or `otherwise` if there is not enough memory: C has no exceptions.
+template <class Result, class Compute>
+Result unless_short_of_memory(Result otherwise, Compute compute) {
+    try {
+        return compute();
+    } catch (const std::bad_alloc&) {
+        return otherwise;
+    }
+}
+
 extern "C" {
 
 void* lcfl_open(const Op* ops, int32_t num_ops, const Value* values, int32_t num_values, int32_t input, int32_t output,
                 int32_t bfloat16) {
-    return new Program(ops, num_ops, values, num_values, input, output, bfloat16 && MatrixUnit::exists());
+    return unless_short_of_memory<void*>(nullptr, [=] {
+        return new Program(ops, num_ops, values, num_values, input, output, bfloat16 && MatrixUnit::exists());
+    });
 }
 
 // Returns whether a program that was opened with `bfloat16` computes any operation in it on this processor.
@@ -23,23 +38,30 @@ void lcfl_close(void* program) { delete static_cast<Program*>(program); }
 
 double lcfl_gradient(void* program, const float* model, float* buffers, const float* inputs, const int64_t* labels,
                      const float* const* masks, int64_t samples, float* gradient) {
-    Kept kept(gradient);
-    return static_cast<Program*>(program)->differentiate(model, buffers, inputs, labels, masks, samples, 0, kept);
+    return unless_short_of_memory(NO_MEMORY, [=] {
+        Kept kept(gradient);
+        return static_cast<Program*>(program)->differentiate(model, buffers, inputs, labels, masks, samples, 0, kept);
+    });
 }
 
 // One step of SGD. Returns the loss with the terms of the two pulls, or -1 if a label is not the number of a class.
 double lcfl_step(void* program, float* model, float* buffers, const float* inputs, const int64_t* labels,
                  const float* const* masks, int64_t samples, const Sgd* sgd, float* velocity, const float* centre,
                  const float* embedding, const float* correction) {
-    Descent descent(*sgd, model, velocity, centre, embedding, correction);
-    const double loss = static_cast<Program*>(program)->differentiate(model, buffers, inputs, labels, masks, samples,
-                                                                      sgd->begin, descent);
-    return loss + descent.penalty;
+    return unless_short_of_memory(NO_MEMORY, [=] {
+        Descent descent(*sgd, model, velocity, centre, embedding, correction);
+        const double loss = static_cast<Program*>(program)->differentiate(model, buffers, inputs, labels, masks,
+                                                                          samples, sgd->begin, descent);
+        return loss + descent.penalty;
+    });
 }
 
-void lcfl_scores(void* program, const float* model, float* buffers, const float* inputs, int64_t samples,
-                 float* scores) {
-    static_cast<Program*>(program)->scores(model, buffers, inputs, samples, scores);
+double lcfl_scores(void* program, const float* model, float* buffers, const float* inputs, int64_t samples,
+                   float* scores) {
+    return unless_short_of_memory(NO_MEMORY, [=] {
+        static_cast<Program*>(program)->scores(model, buffers, inputs, samples, scores);
+        return 0.0;
+    });
 }
 
 }  // extern "C"

@@ -118,11 +118,13 @@ class Memory {  // for vectors; it only grows
   public:
     Memory() = default;
     Memory(const Memory&) = delete;
-    Memory(Memory&& other) noexcept : start_(other.start_), size_(other.size_) { other.start_ = nullptr; }
+    Memory(Memory&& other) noexcept
+        : start_(std::exchange(other.start_, nullptr)), size_(std::exchange(other.size_, 0)) {}
     ~Memory() { std::free(start_); }
     Vec* of(int64_t size) {
         if (size > size_) {
             std::free(start_);
+            size_ = 0;
             start_ = static_cast<Vec*>(std::aligned_alloc(sizeof(Vec), size * sizeof(Vec)));
             if (!start_) throw std::bad_alloc();
             size_ = size;
