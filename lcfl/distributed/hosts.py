@@ -340,7 +340,7 @@ class HostTransport:
 
     def _as_shared(self, task: EvaluationTask) -> EvaluationTask:
         """Returns the task with the blank state if the model is in the downlink."""
-        is_whole = "model" in task.downlink.payload and self._worker.module.buffer_policy != "local"
+        is_whole = "model" in task.downlink.payload and not self._worker.module.keeps_buffers
         return replace(task, state=self._blank) if is_whole and task.local_update is None else task
 
 

@@ -178,7 +178,7 @@ class Worker:
         )
         draw = rng.generator(self.seed, "upload", task.round, task.client, *([task.extra] if task.extra else []))
         model = output.model if exchange.keeps_model else None
-        own = engine.buffers if engine.module.buffer_policy == "local" else None
+        own = engine.buffers if engine.module.keeps_buffers else None
         memory = task.state.memory if output.memory is None else output.memory
         state = ClientState(model, output.consumed, own, memory=memory)
         is_faulty = task.client in self.data.population.faulty

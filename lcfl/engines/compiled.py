@@ -250,7 +250,7 @@ class CompiledEngine(SequentialEngine):
 
     def _close(self, buffers: Tensor) -> None:
         """Remembers the client's buffers if it keeps its own (``model.buffer_policy: local``)."""
-        if self.module.buffer_layout is not None and self.module.buffer_policy == "local":
+        if self.module.keeps_buffers:
             self.buffers = buffers
 
 

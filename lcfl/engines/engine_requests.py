@@ -86,7 +86,7 @@ class ClientEngine(SequentialEngine):
 
     def keep(self, buffers: Tensor) -> None:
         """Remembers buffers ``[Q]`` if the client keeps its own (``model.buffer_policy: local``)."""
-        if self.module.buffer_layout is not None and self.module.buffer_policy == "local":
+        if self.module.keeps_buffers:
             self.buffers = buffers.cpu().clone()
 
     def _drawn(self, batch: Indices) -> StepSamples:

@@ -249,7 +249,8 @@ class SequentialEngine:
 
     def _keep_buffers(self) -> None:
         """Remembers the client's buffers if it keeps its own (``model.buffer_policy: local``)."""
-        if self.module.buffer_layout is not None and self.module.buffer_policy == "local":
+        if self.module.keeps_buffers:
+            assert self.module.buffer_layout is not None
             self.buffers = self.module.buffer_layout.pack(self.module.network)
 
     def _buffers(self) -> Tensor:

@@ -160,6 +160,11 @@ class FederatedModule(pl.LightningModule):
         self._logged: dict[str, list[Tensor]] | None = None
 
     @property
+    def keeps_buffers(self) -> bool:
+        """Whether each client keeps buffers of its own: the network has some, and `buffer_policy` is ``local``."""
+        return self.buffer_layout is not None and self.buffer_policy == "local"
+
+    @property
     def current_epoch(self) -> int:
         """The epoch under ``lightning.Trainer``. A federation has none, and reading it there is a ValueError."""
         self._check_counted("current_epoch")

@@ -172,7 +172,7 @@ class Run:
                 f"model: got kind='personal', but {self.path} is the run of a fleet, whose clients keep their models "
                 f"or parts of them on their nodes. The server has {has}."
             )
-        if client is not None and self._module.buffer_layout is not None and self._module.buffer_policy == "local":
+        if client is not None and self._module.keeps_buffers:
             raise ValueError(
                 f"model: got client={client}, but {self.path} is the run of a fleet with model.buffer_policy=local, "
                 "whose clients keep their buffers on their nodes. A global model, or a cluster model by the number of "

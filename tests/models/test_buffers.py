@@ -298,8 +298,10 @@ def test_clients_that_share_model_and_buffers_are_evaluated_once(tmp_path, monke
 def test_an_unknown_policy_is_refused_and_a_policy_without_buffers_causes_a_warning(tmp_path):
     with pytest.raises(ValueError, match=r"buffer_policy: got 'drop'; allowed are average, keep_server and local"):
         module("drop")
+    without = blobs_module(buffer_policy="local")
+    assert module("local").keeps_buffers and not without.keeps_buffers and not module("keep_server").keeps_buffers
     with pytest.warns(UserWarning, match=r"model.buffer_policy: MLP has no buffers, so it has no effect"):
-        fit(blobs_module(buffer_policy="local"), blobs(), fedavg(steps=1), tmp_path, clients_per_round=2)
+        fit(without, blobs(), fedavg(steps=1), tmp_path, clients_per_round=2)
 
 
 @pytest.mark.slow
