@@ -4,8 +4,9 @@ Legend: P parameters and Q buffer entries in a model's flat vector, K clusters.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import ClassVar, Literal
 
 import torch
@@ -22,22 +23,28 @@ from lcfl.models.layout import Layout
 
 __all__ = ["Aggregation", "Merge", "NoAggregation", "Weights", "mean_model"]
 
+MODELS_AT_A_TIME = 128  # in a mean; with fewer, the sum would be read and written more often
+
 Weights = Literal["samples", "uniform"]
 
 
-def mean_model(models: Sequence[Tensor], weights: Sequence[float], layout: Layout) -> Tensor:
+def mean_model(models: Iterable[Tensor], weights: Sequence[float], layout: Layout) -> Tensor:
     """Returns the weighted mean of flat models ``[P + Q]``; integer buffers take their maximum.
 
     Weights are normalised first. The sum is taken in float64 and in the given order, so that a mean does not depend on
-    where the models were trained.
+    where the models were trained. At most `MODELS_AT_A_TIME` models of an iterator are held at once.
     """
     share = torch.tensor(weights, dtype=torch.float64)
     share /= share.sum()
-    total = torch.zeros(layout.size, dtype=torch.float64)
-    add_models(total, models, share.tolist())
+    total, integers, largest = torch.zeros(layout.size, dtype=torch.float64), layout.integer_slices(), []
+    pairs = zip(models, share.tolist(), strict=True)
+    while some := list(islice(pairs, MODELS_AT_A_TIME)):
+        add_models(total, *zip(*some, strict=True))
+        largest.append([torch.stack([model[entries] for model, _ in some]).amax(dim=0) for entries in integers])
+        del some  # before the next models are there
     mean = total.to(torch.float32)
-    for entries in layout.integer_slices():
-        mean[entries] = torch.stack([model[entries] for model in models]).amax(dim=0)
+    for entries, each in zip(integers, zip(*largest, strict=True), strict=True):
+        mean[entries] = torch.stack(each).amax(dim=0)
     return mean
 
 

@@ -25,12 +25,11 @@ from lcfl.methods.clustering.low_rank_cosine import (
     similarities,
     update_codes,
 )
-from lcfl.methods.clustering.similarity import assign, project_all
+from lcfl.methods.clustering.similarity import assign, project_all, spread
 
 __all__ = ["RefreshedLowRankCosine"]
 
 FEWEST_FITTED = 2  # models with a principal component; only one model is left if all other clients have left
-MOST_FITTED = 1000  # models that a projection is fitted to, as many as LCFed's offline phase trains
 
 
 @dataclass
@@ -153,8 +152,8 @@ class RefreshedLowRankCosine(Clustering):
 
     def _refresh(self, server: ServerInterface, state: FederationState, over: Tensor) -> None:
         """Fits M to the models of the clients `over`, and recomputes the codes of all clients that have taken part."""
-        num_parameters, over = server.layout.num_parameters, _spread(over)
-        model_nP = torch.stack([model[:num_parameters] for model in state.stored_models(over.tolist())])
+        num_parameters, fitted = server.layout.num_parameters, spread(over.tolist())
+        model_nP = torch.stack([model[:num_parameters] for model in state.stored_models(fitted)])
         state.projection = fit_projection(model_nP, self.dimension, type(self).__name__)
         self._offset = model_nP.mean(dim=0) if self.center else None
         self._fitted = state.round
@@ -164,10 +163,3 @@ class RefreshedLowRankCosine(Clustering):
         state.codes = codes
         projection_floats = int(state.active.sum()) * state.projection.numel()
         server.log("comm/client_projection_bytes", FLOAT_BYTES * (projection_floats + codes[known].numel()))
-
-
-def _spread(clients: Tensor) -> Tensor:
-    """Returns at most `MOST_FITTED` clients, evenly spread."""
-    if len(clients) <= MOST_FITTED:
-        return clients
-    return clients[torch.linspace(0, len(clients) - 1, MOST_FITTED).round().long()]

@@ -5,7 +5,7 @@ Models are compared by their trained parameters alone, because frozen ones are e
 Legend: n models, N clients, K clusters, P trained parameters, D components. Suffixes name the axes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 import torch
@@ -22,15 +22,24 @@ __all__ = [
     "principal_components",
     "project",
     "project_all",
+    "spread",
     "squared_distances",
     "squared_distances_to_centres",
 ]
 
+MOST_FITTED = 1000  # models that components are fitted to, as many as LCFed's offline phase trains
 MODELS_AT_A_TIME = 32  # whole models, because one pass over a basis that is as large as many models should serve many
 PART = 2**15  # entries of models that are projected together, so that they stay in a cache of the processor
 CHUNK = 2**20  # columns at a time: the float64 copy of a chunk of 100 models takes 0.8 GB
 EPSILON = 1e-12
 VARIANCE_FLOOR = 1e-10  # share of the largest variance, below which a float32 model holds only rounding errors
+
+
+def spread(clients: Sequence[int]) -> Sequence[int]:
+    """Returns at most `MOST_FITTED` clients, evenly spread."""
+    if len(clients) <= MOST_FITTED:
+        return clients
+    return [clients[i] for i in torch.linspace(0, len(clients) - 1, MOST_FITTED).round().long().tolist()]
 
 
 def principal_components(model_nP: Tensor, dimension: int) -> Tensor:

@@ -29,7 +29,7 @@ from lcfl.methods.clustering.cluster_moves import (
     silhouette_moves,
 )
 from lcfl.methods.clustering.initialisation import spherical_kmeans
-from lcfl.methods.clustering.similarity import cosine_silhouette, principal_components, project
+from lcfl.methods.clustering.similarity import cosine_silhouette, principal_components, project, project_all, spread
 
 __all__ = ["ClusterNumberTuning", "StoredModelGeometry", "ClusterTuning", "granularity"]
 
@@ -256,21 +256,28 @@ class StoredModelGeometry(ClusterGeometry):
         state.assignment = assignment
         state.take_clusters(origins)
         for cluster in changed:
-            models = list(state.stored_models(state.members(cluster)))
-            if models:
-                state.centres[cluster] = mean_model(models, [1] * len(models), self.server.layout)
+            if members := state.members(cluster):
+                models = state.stored_models(members)
+                state.centres[cluster] = mean_model(models, [1] * len(members), self.server.layout)
         drop_empty(state)
 
     def directions(self, clients: list[int]) -> Tensor:
         """Returns the directions ``[n, D]`` of the clients' codes.
 
-        If there are no codes, the clients' models in their own principal components are used.
+        If there are no codes, the clients' models in their own principal components are used. They are fitted to
+        1,000 models at most.
         """
         if self.state.codes is not None:
             return normalize(self.state.codes[clients].double(), dim=1)
-        num_parameters = self.server.layout.num_parameters
-        model_nP = torch.stack([model[:num_parameters] for model in self.state.stored_models(clients)])
-        return normalize(project(model_nP, principal_components(model_nP, COMPONENTS)).double(), dim=1)
+        num_parameters, fitted = self.server.layout.num_parameters, spread(clients)
+        model_nP = torch.stack([model[:num_parameters] for model in self.state.stored_models(fitted)])
+        basis_PD = principal_components(model_nP, COMPONENTS)
+        if len(fitted) == len(clients):
+            code_nD = project(model_nP, basis_PD)
+        else:
+            del model_nP
+            code_nD = project_all(self.state.stored_models(clients), basis_PD)
+        return normalize(code_nD.double(), dim=1)
 
 
 def _log_ratio(server: ServerInterface, ratio_K: Tensor) -> None:
