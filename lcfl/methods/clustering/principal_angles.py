@@ -37,31 +37,39 @@ def angle_between(signature_Dp: Tensor, other_Dq: Tensor, angle: Angle) -> float
     at the same place, tr(arccos |U_i^T U_j|), for as many as the smaller signature has. A signature without vectors is
     at a right angle to all others.
     """
-    if signature_Dp.shape[1] == 0 or other_Dq.shape[1] == 0:
-        return 90.0
-    one, other = signature_Dp.double(), other_Dq.double()
-    if angle == "principal":
-        cosine = torch.linalg.svdvals(_basis(one).T @ _basis(other))[0]
-    else:
-        cosines = (normalize(one, dim=0).T @ normalize(other, dim=0)).abs()
-        cosine = cosines.max() if angle == "vector_min" else cosines.diagonal()
-    return float(torch.rad2deg(cosine.clamp(0, 1).acos()).sum())
+    return _between(_units(signature_Dp, angle), _units(other_Dq, angle), angle)
 
 
 def angles(signatures: Sequence[Tensor], angle: Angle) -> NDArray[np.float64]:
     """Returns the angles ``[N, N]`` in degrees between all signatures: symmetric, with a diagonal of zeros."""
     matrix = np.zeros((len(signatures), len(signatures)))
-    for i, one in enumerate(signatures):
+    units = [_units(signature, angle) for signature in signatures]
+    for i, one in enumerate(units):
         for j in range(i):
-            matrix[i, j] = matrix[j, i] = angle_between(one, signatures[j], angle)
+            matrix[i, j] = matrix[j, i] = _between(one, units[j], angle)
     return matrix
 
 
-def _basis(signature_Dp: Tensor) -> Tensor:
-    """Returns an orthonormal basis of the space that the vectors of all labels span together."""
-    left_Dp, value_p, _ = torch.linalg.svd(signature_Dp, full_matrices=False)
+def _units(signature_Dp: Tensor, angle: Angle) -> Tensor:
+    """Returns the vectors at length 1; for ``principal``, an orthonormal basis of what those of all labels span."""
+    vector_Dp = signature_Dp.double()
+    if angle != "principal" or vector_Dp.shape[1] == 0:
+        return normalize(vector_Dp, dim=0)
+    left_Dp, value_p, _ = torch.linalg.svd(vector_Dp, full_matrices=False)
     basis_Dp: Tensor = left_Dp[:, value_p > FLOOR * value_p[0]]
     return basis_Dp
+
+
+def _between(unit_Dp: Tensor, other_Dq: Tensor, angle: Angle) -> float:
+    """Returns `angle_between` from the `_units` of both signatures."""
+    if unit_Dp.shape[1] == 0 or other_Dq.shape[1] == 0:
+        return 90.0
+    cosine_pq = unit_Dp.T @ other_Dq
+    if angle == "principal":
+        cosine = torch.linalg.svdvals(cosine_pq)[0]
+    else:
+        cosine = cosine_pq.abs().max() if angle == "vector_min" else cosine_pq.abs().diagonal()
+    return float(torch.rad2deg(cosine.clamp(0, 1).acos()).sum())
 
 
 ANGLE_RULE = "the cluster whose members' data have the smallest angle to the newcomer's data"
@@ -143,11 +151,11 @@ class PrincipalAngles(Clustering):
         The newcomer uploads its signature.
         """
         uplink = newcomer.run(Downlink({}), Signature(), PixelSignature(self.num_vectors))
-        own = uplink.payload["signature"]
+        own = _units(uplink.payload["signature"], self.angle)
         angles_k: dict[int, list[float]] = {}
         for client, signature in self._signatures.items():
             if state.active[client]:
-                angle = angle_between(own, signature, self.angle)
+                angle = _between(own, _units(signature, self.angle), self.angle)
                 angles_k.setdefault(int(state.assignment[client]), []).append(angle)
         if not angles_k:  # no signature is known, or all clients whose signatures are known have left
             return super().place_newcomer(newcomer, state)

@@ -9,7 +9,7 @@ import torch
 
 from lcfl.core.messages import Uplink
 from lcfl.data.samples import TensorSamples
-from lcfl.methods.clustering import PrincipalAngles
+from lcfl.methods.clustering import PrincipalAngles, principal_angles
 from lcfl.methods.clustering.principal_angles import angle_between, angles
 from lcfl.methods.local import LocalTraining
 from tests.helpers.bits import same
@@ -102,6 +102,18 @@ def test_angles_worked_by_hand():
     # Linearly dependent vectors span no plane.
     assert angle_between(columns(x, x), columns(y), "principal") == pytest.approx(90)
     assert angle_between(columns(x), torch.empty(3, 0), "vector_min") == 90
+
+
+@pytest.mark.parametrize("angle", ["vector_min", "principal", "trace"])
+def test_a_signature_is_prepared_once_for_all_its_angles(monkeypatch, angle):
+    draw = torch.Generator().manual_seed(0)
+    signatures = [torch.randn(20, number, generator=draw) for number in (3, 6, 0, 9, 1)]
+    pairs = [[0.0 if one is other else angle_between(one, other, angle) for other in signatures] for one in signatures]
+    prepared, original = [], principal_angles._units
+    monkeypatch.setattr(principal_angles, "_units", lambda *given: prepared.append(given) or original(*given))
+    matrix = angles(signatures, angle)
+    assert len(prepared) == len(signatures)
+    assert (np.tril(matrix) == np.tril(pairs)).all()
 
 
 def test_identical_clients_are_at_angle_zero():
