@@ -171,7 +171,7 @@ def test_clients_with_columns_in_another_order_are_refused(tmp_path):
 def test_without_signatures_the_loss_decides_and_the_rule_says_so(tmp_path):
     path = checkpoint_lookup.newest([trained(tmp_path, METHODS["pacfl"](), blobs(20), blobs_module())])
     found = onboard(path, blobs_module(), blobs(4), METHODS["pacfl"](), 1, "cpu", of_the_run=False)
-    assert found.rule == Clustering.newcomer_rule
+    assert found.rule == "the cluster whose model has the smallest loss on the newcomer's training samples"
     assert sorted(each.cluster for each in found.joined) == [0, 1, 2, 3]
 
 

@@ -108,13 +108,11 @@ class Clustering(Callback):
         has_extra_rounds: whether `extra_round` ever requests a round. If so, the privacy guarantee of noise on uploads
             is unknown.
         sets_clusters: whether it sets all clusters when training begins.
-        newcomer_rule: what `place_newcomer` does, in words for users.
     """
 
     shapes_result = True
     reads: ClassVar[tuple[str, ...]] = ("model",)
     needs_centres: ClassVar[bool] = True
-    newcomer_rule: ClassVar[str] = "the cluster whose model has the smallest loss on the newcomer's training samples"
     has_extra_rounds: ClassVar[bool] = False
     sets_clusters: ClassVar[bool] = False
 
@@ -137,6 +135,11 @@ class Clustering(Callback):
     def needs_everyone(self) -> str | None:
         """Why all clients should take part in every round, and what to change; None if they need not."""
         return None
+
+    @property
+    def newcomer_rule(self) -> str:
+        """What `place_newcomer` does, in words for users. A class attribute may say it, too."""
+        return "the cluster whose model has the smallest loss on the newcomer's training samples"
 
     def check(self, num_clients: int) -> None:
         """Raises a ValueError for a setting that cannot work with this number of clients."""

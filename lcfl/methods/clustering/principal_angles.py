@@ -141,9 +141,9 @@ class PrincipalAngles(Clustering):
         server.log("cluster/threshold", cut.threshold)
 
     @property
-    def newcomer_rule(self) -> str:  # type: ignore[override]
+    def newcomer_rule(self) -> str:
         """What `place_newcomer` does: signatures are kept only if the run kept newcomers out."""
-        return ANGLE_RULE if self._signatures else Clustering.newcomer_rule
+        return ANGLE_RULE if self._signatures else super().newcomer_rule
 
     def place_newcomer(self, newcomer: NewcomerInterface, state: FederationState) -> int:
         """Returns the cluster at the smallest angle by the rule of `linkage`, where all members weigh the same.
