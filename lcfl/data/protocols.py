@@ -4,6 +4,7 @@ Each protocol is a pure function, and ``PROTOCOLS`` collects them by name. All p
 holds a sample that any client trains on or validates on.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -76,10 +77,14 @@ def label_view(split: Split) -> list[Indices]:
     One training sample of a label is enough. Clients share test samples. Samples that a client holds are left out.
     """
     classes = split.classes("label_view")
-    return [
-        split.official[np.isin(classes[split.official], classes[np.concatenate([train, val])])]
-        for train, val in zip(split.train, split.val, strict=True)
-    ]
+    official = classes[split.official]
+
+    @functools.cache  # clients with the same labels share an array, which takes memory once and is scored once
+    def samples_of(labels: tuple[int, ...]) -> Indices:
+        return split.official[np.isin(official, labels)]
+
+    held = (classes[np.concatenate(parts)] for parts in zip(split.train, split.val, strict=True))
+    return [samples_of(tuple(np.unique(each).tolist())) for each in held]
 
 
 def label_proportional(split: Split) -> list[Indices]:

@@ -28,6 +28,14 @@ def test_label_view_gives_all_free_official_samples_of_learnt_labels():
     assert [each.tolist() for each in label_view(split([6, 9]))] == [[6, 9], []]
 
 
+def test_clients_with_the_same_labels_share_the_test_samples_of_label_view():
+    labels = np.array([0, 1, 1, 0, 2, 0, 1, 2, 0])
+    shares = [np.array(each, dtype=int) for each in ([0, 1], [2, 3], [4], [])]
+    first, second, third, nothing = label_view(Split(shares, [np.zeros(0, int)] * 4, shares, np.arange(5, 9), labels))
+    assert first is second and first.tolist() == [5, 6, 8]
+    assert third.tolist() == [7] and nothing.tolist() == []
+
+
 def test_global_gives_all_free_official_samples_to_every_client():
     assert [each.tolist() for each in global_test(split([6, 9]))] == [[6, 9], [6, 9]]
 
