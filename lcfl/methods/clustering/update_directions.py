@@ -41,7 +41,7 @@ def mean_cosine_differences(update_nP: Tensor) -> NDArray[np.float64]:
     code_nD = leading_coordinates(update_nP, None)
     cosine_nn = cosine(code_nD, code_nD).numpy()
     num = len(cosine_nn)
-    apart_nn = np.abs(cosine_nn[:, None] - cosine_nn[None]).sum(axis=2)
+    apart_nn = np.stack([np.abs(cosine_n - cosine_nn).sum(axis=1) for cosine_n in cosine_nn])
     own_nn = np.abs(np.diag(cosine_nn)[:, None] - cosine_nn)  # the term z = i and, by symmetry, z = j
     matrix: NDArray[np.float64] = (apart_nn - own_nn - own_nn.T) / max(num - 2, 1)
     np.fill_diagonal(matrix, 0.0)

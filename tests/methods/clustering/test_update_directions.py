@@ -1,5 +1,6 @@
 """Tests of FedGroup: its measures against plain numpy, a run with a cold start in numpy, and exact properties."""
 
+import tracemalloc
 from itertools import combinations
 
 import numpy as np
@@ -66,6 +67,16 @@ def test_measures_match_plain_numpy():
         others = [z for z in range(6) if z not in (i, j)]
         assert found[i, j] == pytest.approx(np.mean([abs(cos[i, z] - cos[j, z]) for z in others]), abs=1e-9)
     assert (np.diag(found) == 0).all() and (found == found.T).all()
+
+
+def test_mean_cosine_differences_take_memory_for_pairs_and_not_for_triples():
+    rows = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
+    tracemalloc.start()
+    try:
+        mean_cosine_differences(rows)
+        assert tracemalloc.get_traced_memory()[1] < 200**3  # bytes
+    finally:
+        tracemalloc.stop()
 
 
 def test_mean_cosine_differences_are_joined_by_complete_linkage():
