@@ -26,18 +26,19 @@ def matching(patterns: Sequence[str], names: Iterable[str], option: str, owner: 
     Args:
         patterns: the patterns.
         names: names of parameters and buffers.
-        option: the option that the patterns come from, for errors.
+        option: the option that the patterns come from, for errors; empty if the caller adds it.
         owner: what has these names, for errors.
 
     Raises:
         ValueError: for a text instead of a list, or for patterns that cover no name.
     """
+    where = f"{option}: " if option else ""
     if isinstance(patterns, str):
-        raise ValueError(f"{option}: got the text {patterns!r}; it must be a list of patterns, e.g. ['{patterns}'].")
+        raise ValueError(f"{where}got the text {patterns!r}; it must be a list of patterns, e.g. ['{patterns}'].")
     names = list(names)
     if missing := [each for each in patterns if not any(covers(each, name) for name in names)]:
         raise ValueError(
-            f"{option}: {owner} has no layer or parameter {', '.join(map(repr, missing))}; its layers are "
+            f"{where}{owner} has no layer or parameter {', '.join(map(repr, missing))}; its layers are "
             f"{', '.join(layers_of(names))}. Give such names, or patterns such as '*norm*'."
         )
     return {name for name in names if any(covers(each, name) for each in patterns)}

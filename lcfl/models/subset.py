@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lcfl.models.layout import Layout
-from lcfl.models.patterns import covers, layer_of
+from lcfl.models.patterns import layer_of, matching
 
 __all__ = ["ParameterSubset", "embedding_subset", "layer_subset", "other_layers"]
 
@@ -66,7 +66,7 @@ def layer_subset(layout: Layout, layers: int | Sequence[str], with_buffers: bool
         with_buffers: whether to include the layers' buffers.
 
     Raises:
-        ValueError: for a pattern that covers nothing that is trained, or for more layers than the network has.
+        ValueError: for a text, a pattern that covers nothing that is trained, or more layers than the network has.
     """
     if not with_buffers:
         layout = layout.split_buffers()[0]
@@ -88,7 +88,7 @@ def other_layers(layout: Layout, layers: Sequence[str] | None) -> ParameterSubse
         layers: patterns of what is left out; None for the layers with running statistics, as batch normalisation has.
 
     Raises:
-        ValueError: for a pattern that covers nothing that is trained, or for a network without running statistics.
+        ValueError: for a text, a pattern that covers nothing that is trained, or a network without running statistics.
     """
     if layers is None:
         layers = [layer_of(name) for name, *_ in layout.buffers if name.rpartition(".")[2] == "running_mean"]
@@ -103,17 +103,8 @@ def other_layers(layout: Layout, layers: Sequence[str] | None) -> ParameterSubse
 
 
 def _covered(layout: Layout, patterns: Sequence[str]) -> set[str]:
-    """Returns the names of the parameters and buffers that patterns cover.
-
-    Raises:
-        ValueError: for a pattern that covers nothing.
-    """
-    if missing := [each for each in patterns if not any(covers(each, name) for name in layout.names)]:
-        raise ValueError(
-            f"the network has no layer {', '.join(map(repr, missing))} among those that are trained: "
-            f"{', '.join(layout.layers)}."
-        )
-    return {name for name in layout.names if any(covers(each, name) for each in patterns)}
+    """Returns the names of the parameters and buffers that patterns cover."""
+    return matching(patterns, layout.names, "", "the trained part of the network")
 
 
 def _subset(layout: Layout, holds: Callable[[str], bool]) -> ParameterSubset:

@@ -266,7 +266,12 @@ def test_what_cannot_work_is_refused(make, words):
             partial(FederatedModule, NormedMLP, buffer_policy="local"),
             "OwnLayers: the models have no layer with running statistics.*set model.buffer_policy=average",
         ),
-        (partial(fedbn, ["norm"]), linear_module, "OwnLayers: the network has no layer 'norm' among those that are"),
+        (
+            partial(fedbn, ["norm"]),
+            linear_module,
+            "OwnLayers: the trained part of the network has no layer or parameter 'norm'; its layers are",
+        ),
+        (partial(fedbn, "norm"), linear_module, r"OwnLayers: got the text 'norm'; it must be a list of patterns"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:model.cut")

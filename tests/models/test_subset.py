@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lcfl.models import Layout, LeNet5, ResNet9, SplitNetwork
-from lcfl.models.subset import ParameterSubset, embedding_subset, layer_subset
+from lcfl.models.subset import ParameterSubset, embedding_subset, layer_subset, other_layers
 from tests.helpers.builders import Normed
 
 
@@ -83,8 +83,11 @@ def test_unknown_layers_and_too_many_layers_are_refused():
         ValueError, match=r"got 4 layers; the network has 3 with parameters: embedding.0, embedding.1, d"
     ):
         layer_subset(layout, 4)
-    with pytest.raises(ValueError, match=r"no layer 'embeddin', 'x' among those that are trained: embedding.0,"):
+    with pytest.raises(ValueError, match=r"no layer or parameter 'embeddin', 'x'; its layers are embedding.0,"):
         layer_subset(layout, ["embeddin", "decision", "x"])
+    for subset in (layer_subset, other_layers):
+        with pytest.raises(ValueError, match=r"^got the text 'fc'; it must be a list of patterns, e.g. \['fc'\]"):
+            subset(layout, "fc")
 
 
 def test_parameters_of_the_network_itself_count_as_layers_with_the_name_of_the_parameter():

@@ -273,7 +273,7 @@ def test_layers_output_needs_an_output_layer():
 
 def test_named_layers_must_exist():
     layout = Layout.from_network(linear())
-    with pytest.raises(ValueError, match=r"GreedyIncentive.layers: the network has no layer 'fc9' among those"):
+    with pytest.raises(ValueError, match=r"GreedyIncentive.layers: the trained part .* no layer or parameter 'fc9'"):
         GreedyIncentive(layers=["fc9"]).check_layout(layout)
     with pytest.raises(ValueError, match="the name of at least one layer"):
         GreedyIncentive(layers=[])
