@@ -7,6 +7,7 @@ from lcfl.core.validation import abbreviated
 from lcfl.data.faults import ClientFault, UpdateFault
 from lcfl.methods.aggregation import ServerDynamics
 from lcfl.methods.clustering import Clustering, HierarchicalUpdates, RecursiveBipartition
+from lcfl.methods.compatibility import start_of
 from lcfl.methods.exchange import (
     AttentiveReference,
     CentreAndEmbedding,
@@ -107,7 +108,7 @@ def _warn_of_feddyn(method: Method) -> None:
 
 def _warn_of_own_starts(method: Method) -> None:
     """Warns if clients do not start from the common model, whose updates a clustering compares."""
-    starts_own = getattr(method.local_update, "start", None) == "own" and "model" not in method.exchange.sends
+    starts_own = start_of(method.local_update) == "own" and "model" not in method.exchange.sends
     for clustering in method.clustering:
         if isinstance(clustering, HierarchicalUpdates) and method.exchange.keeps_model and starts_own:
             warnings.warn(
@@ -155,7 +156,7 @@ def warn_of_missing_weights(method: Method, module: FederatedModule) -> None:
     is_users = not type(update).__module__.startswith("lcfl.")  # which may do anything with what was sent
     if not parts or has_weights or has_own or is_users or not update.has_pulls:
         return
-    starts_there = exchange.keeps_model and getattr(update, "start", None) in exchange.sends
+    starts_there = exchange.keeps_model and start_of(update) in exchange.sends
     if starts_there or any(name in update.reads for name in exchange.sends if name != "model"):
         return
     name, (file, weights) = type(parts[0]).__name__, PULLED[type(parts[0])]

@@ -14,11 +14,9 @@ from lcfl.methods.clustering.base import Clustering
 from lcfl.methods.exchange import Exchange
 from lcfl.methods.exchange.transforms import LowRankCompression
 from lcfl.methods.exchange.transforms.base import TRANSFORMABLE
-from lcfl.methods.local.envelope import EnvelopeTraining
-from lcfl.methods.local.meta import MetaTraining
 from lcfl.methods.local.training import LocalTraining, LocalUpdate
 
-__all__ = ["check_combination", "check_rounds", "check_start"]
+__all__ = ["check_combination", "check_rounds", "check_start", "start_of"]
 
 
 def check_combination(
@@ -199,11 +197,16 @@ def check_rounds(exchange: Exchange, clusterings: Sequence[Clustering], num_clie
             )
 
 
+def start_of(local_update: LocalUpdate) -> str | None:
+    """Returns where a run starts if the client is not sent a model; None for an update that does not say it."""
+    start = getattr(local_update, "start", None)
+    return start if isinstance(start, str) else None
+
+
 def check_start(local_update: LocalUpdate, exchange: Exchange) -> None:
     """Refuses a local update without a model to start from; warns about a start that another one replaces."""
-    if not isinstance(local_update, LocalTraining | MetaTraining | EnvelopeTraining):
+    if (start := start_of(local_update)) is None:
         return
-    start = local_update.start
     # User-defined parts may find a model where the parts of lcfl cannot.
     is_ours = type(local_update).__module__.startswith("lcfl.") and type(exchange).at_client is Exchange.at_client
     if "model" in (local_update.adds or exchange.sends):

@@ -44,6 +44,7 @@ from lcfl.methods.local import (
     DynamicTraining,
     LeastLossTraining,
     LocalTraining,
+    LocalUpdate,
     MetaTraining,
     NormalisedTraining,
 )
@@ -130,10 +131,23 @@ CENTRE, EMBEDDING = (LocalTraining(steps=1, start=start) for start in ("centre",
 OWN = LocalTraining(steps=1)
 
 
+class Users(LocalUpdate):
+    """A user's local update, which is no `LocalTraining`."""
+
+    start = "centre"
+
+    def __call__(self, state, downlink, data, engine):
+        raise NotImplementedError
+
+    def cost(self, num_samples, batch_size):
+        return num_samples
+
+
 @pytest.mark.parametrize(
     ("local_update", "exchange", "words"),
     [
         (CENTRE, NoExchange(), "method.local_update: got start=centre, but NoExchange sends no centre"),
+        (Users(), NoExchange(), "method.local_update: got start=centre, but NoExchange sends no centre"),
         (EMBEDDING, NoExchange(), "method.local_update: got start=embedding, but NoExchange sends no embedding"),
         (OWN, GlobalReference(), "GlobalReference .* use start=centre or an exchange that sends a model or keeps it"),
         (NormalisedTraining(steps=1), NormalisedModel(), "NormalisedModel .* use start=centre or an exchange"),
