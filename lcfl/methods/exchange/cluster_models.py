@@ -44,7 +44,6 @@ class ClusterModel(Exchange):
 class ClusterUpdate(Exchange):
     """Sends the client's cluster model down and the change from training up: 2P floats (AS-CFL Algorithm 1, 4-10)."""
 
-    keeps_model = False
     sends: ClassVar[tuple[str, ...]] = ("model",)
     returns: ClassVar[tuple[str, ...]] = ("update",)
     models: ClassVar[tuple[ModelKind, ...]] = ("cluster", "global", "after_local")
@@ -67,7 +66,6 @@ class AllCentres(Exchange):
     For an evaluation it chooses again, among the current models.
     """
 
-    keeps_model = False
     joins_warmup: ClassVar[bool] = False
     sends: ClassVar[tuple[str, ...]] = ("centres",)
     returns: ClassVar[tuple[str, ...]] = ("model", "cluster")

@@ -19,7 +19,6 @@ __all__ = ["AdaptedModel", "FullModel", "NoExchange", "NormalisedModel", "Global
 class FullModel(Exchange):
     """Sends the whole model down and the whole model up: 2P floats (FedAvg and all methods that refine it)."""
 
-    keeps_model = False
     sends: ClassVar[tuple[str, ...]] = ("model",)
     source: ClassVar[Source] = "global"
     models: ClassVar[tuple[ModelKind, ...]] = ("global", "after_local")

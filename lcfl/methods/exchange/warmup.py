@@ -34,7 +34,6 @@ class NamedLayers(Exchange):
 
     layers: Sequence[str] | None = None
 
-    keeps_model = False
     sends: ClassVar[tuple[str, ...]] = ("model",)
     returns: ClassVar[tuple[str, ...]] = ("layers",)
     models: ClassVar[tuple[ModelKind, ...]] = ()
