@@ -30,6 +30,7 @@ from lcfl.models.metrics import CLASS_LOSSES, keep_apart, metric_collection, rea
 from lcfl.models.pretrained import Weights, load_weights
 from lcfl.models.pulls import NO_PULLS, Pulls
 from lcfl.models.split_network import NetworkFactory
+from lcfl.models.unkept_buffers import renew, unkept_buffers
 
 __all__ = ["Batch", "BufferPolicy", "FederatedModule"]
 
@@ -138,7 +139,7 @@ class FederatedModule(pl.LightningModule):
         self.buffer_layout: Layout | None = None
         if self.layout.buffers and buffer_policy != "average":
             self.layout, self.buffer_layout = self.layout.split_buffers()
-        self._unkept = _unkept_buffers(self.network)
+        self._unkept = unkept_buffers(self.network)
         if init_except and init_from is None:
             warnings.warn(f"model.init_except: {init_except} has no effect without model.init_from.", stacklevel=2)
         self._given = None if init_from is None else load_weights(self.network, init_from, init_except)
@@ -306,7 +307,7 @@ class FederatedModule(pl.LightningModule):
             assert self.frozen_layout is not None, "the network has no frozen part"
             self.frozen_layout.unpack(frozen, network)
         for path, name, first in self._unkept:
-            _renew(network.get_submodule(path), name, first)
+            renew(network.get_submodule(path), name, first)
         if buffers is not None:
             assert self.buffer_layout is not None, "these buffers are part of the model"
             self.buffer_layout.unpack(buffers, network)
@@ -379,26 +380,5 @@ def _optimizer_factory(optimizer: OptimizerCallable) -> OptimizerCallable:
     return functools.partial(torch.optim.SGD, lr=0.01) if is_default else optimizer
 
 
-def _unkept_buffers(network: nn.Module) -> list[tuple[str, str, Tensor | None]]:
-    """Returns the buffers that are not persistent: the path of the layer, the name, and a copy of the first value."""
-    return [
-        (path, name, None if layer._buffers[name] is None else layer.get_buffer(name).clone())
-        for path, layer in network.named_modules()
-        for name in sorted(layer._non_persistent_buffers_set)
-    ]
-
-
 def _sha256(vector: Tensor) -> str:
     return hashlib.sha256(vector.numpy().data).hexdigest()
-
-
-@torch.no_grad()
-def _renew(layer: nn.Module, name: str, first: Tensor | None) -> None:
-    """Resets a buffer to its first value, in place if possible, because other layers and views may refer to it."""
-    now = layer._buffers.get(name)
-    if first is None or now is None:
-        layer._buffers[name] = None if first is None else first.to(next(layer.parameters(), first).device, copy=True)
-    elif now.requires_grad or (now.shape, now.dtype) != (first.shape, first.dtype):
-        layer._buffers[name] = first.to(now.device, copy=True)
-    else:
-        now.copy_(first)
