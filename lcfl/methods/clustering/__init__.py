@@ -6,6 +6,7 @@ Each clustering is a callback of the server. Most run at the end of a round. A m
 from lcfl.methods.clustering.base import Clustering, ExtraRound
 from lcfl.methods.clustering.bipartition import RecursiveBipartition
 from lcfl.methods.clustering.client_choice import ChoiceBeforeTraining, ClientChoice
+from lcfl.methods.clustering.cluster_moves import keep_numbers
 from lcfl.methods.clustering.greedy_incentive import GreedyIncentive
 from lcfl.methods.clustering.hierarchical_updates import HierarchicalUpdates
 from lcfl.methods.clustering.loss_vectors import LossVectorKMeans
@@ -36,4 +37,5 @@ __all__ = [
     "SplitAndMerge",
     "UpdateDirections",
     "UpdateEM",
+    "keep_numbers",
 ]

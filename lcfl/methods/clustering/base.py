@@ -99,7 +99,8 @@ class Clustering(Callback):
 
     A clustering sets `assignment` and the number of `centres` in the state. Most do so in `on_round_end`, after the
     uploads of a round have arrived and before they are aggregated. Those with warm-up or extra rounds do so in
-    `on_extra_round_end`. Several clusterings run in the order in which `method.clustering` lists them.
+    `on_extra_round_end`. Several clusterings run in the order in which `method.clustering` lists them. A cluster keeps
+    its number from round to round, because ``state.centres`` is indexed by it; see `keep_numbers`.
 
     Class attributes:
         reads: the names in an uplink of a training round that it uses. Warm-up and extra rounds have exchanges of their

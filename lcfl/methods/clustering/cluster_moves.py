@@ -1,4 +1,4 @@
-"""Moves that change the number of clusters, and the two criteria that choose them.
+"""Moves that change the number of clusters, the two criteria that choose them, and the numbers of clusters.
 
 `ClusterGeometry` hides what a cluster consists of, which is stored models or this round's updates. FedAC and AS-CFL
 share the rest.
@@ -7,8 +7,9 @@ Legend: n clients whose vectors are known, K clusters.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import isnan
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from lcfl.core.state import FederationState
 
 __all__ = ["ClusterGeometry", "ClusterMove", "silhouette_moves", "ratio_moves", "drop_empty", "apply_one_by_one"]
+__all__ += ["keep_numbers"]
 
 SMALLEST_TO_SPLIT = 4  # fewest clients of a cluster that may be split
 
@@ -194,6 +196,36 @@ def drop_empty(state: FederationState) -> None:
     if len(used) < state.num_clusters:
         state.assignment = torch.where(clustered, torch.searchsorted(used, state.assignment), -1)
         state.take_clusters(used.tolist())
+
+
+def keep_numbers(state: FederationState, clients: Sequence[int], label_n: Tensor) -> Tensor:
+    """Renumbers new clusters one to one, so that as many clients as possible keep the number of their cluster.
+
+    A clustering that forms its clusters anew needs it, because ``state.centres`` is indexed by number: a cluster with
+    another number goes on from another cluster's centre. A cluster that shares no client with an old one gets a number
+    that none of the others has, below K as long as there are any, and then from K on.
+
+    Args:
+        state: the state before the new clusters; nothing in it is changed.
+        clients: the n clients in the order of the labels.
+        label_n: the new cluster of each of them ``[n]``, in any numbers.
+
+    Returns:
+        The cluster of each client ``[n]``, int64.
+    """
+    from scipy.optimize import linear_sum_assignment  # imported here because only some methods need it
+
+    names, row_n = label_n.unique(return_inverse=True)
+    before_n = state.assignment[list(clients)]
+    shared = torch.zeros(len(names), state.num_clusters, dtype=torch.int64)
+    for row in range(len(names)):
+        own_n = before_n[row_n == row]
+        shared[row] = torch.bincount(own_n[own_n >= 0], minlength=state.num_clusters)
+    rows, numbers = linear_sum_assignment(shared.numpy(), maximize=True)
+    number_of = dict(zip(rows.tolist(), numbers.tolist(), strict=True))
+    further = count(state.num_clusters)
+    kept = [number_of[row] if row in number_of else next(further) for row in range(len(names))]
+    return torch.tensor(kept, dtype=torch.int64)[row_n]
 
 
 def _cut(groups: ClusterGeometry, cluster: int) -> list[ClusterMove]:

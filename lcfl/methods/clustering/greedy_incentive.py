@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from lcfl.core.schema import Forms
 from lcfl.core.state import FederationState
 from lcfl.methods.aggregation.update_mean import updated_model
 from lcfl.methods.clustering.base import Clustering, ServerInterface
-from lcfl.methods.clustering.cluster_moves import drop_empty
+from lcfl.methods.clustering.cluster_moves import drop_empty, keep_numbers
 from lcfl.methods.clustering.similarity import cosine, leading_coordinates
 from lcfl.models.layout import Layout
 from lcfl.models.subset import ParameterSubset, layer_subset
@@ -259,21 +258,18 @@ def _take_over(state: FederationState, clients: Sequence[int], groups: Sequence[
 
     Groups that match no cluster are numbered after the existing clusters.
     """
-    from scipy.optimize import linear_sum_assignment  # imported here because only some methods need it
-
     before_n = state.assignment[list(clients)]
-    shared = np.zeros((len(groups), state.num_clusters))
-    for number, group in enumerate(groups):
-        own_n = before_n[list(group)]
-        shared[number] = torch.bincount(own_n[own_n >= 0], minlength=state.num_clusters).numpy()
-    rows, columns = linear_sum_assignment(shared, maximize=True)
-    number_of = {row: col for row, col in zip(rows.tolist(), columns.tolist(), strict=True) if shared[row, col] > 0}
+    label_n = torch.empty_like(before_n)
+    for label, group in enumerate(groups):
+        label_n[list(group)] = label
+    kept_n = keep_numbers(state, clients, label_n)
     assignment, origins = state.assignment.clone(), list(range(state.num_clusters))
-    for row, group in enumerate(groups):
-        if row not in number_of:  # starts from the old centre, because the aggregation makes the new one
-            number_of[row] = len(origins)
+    for group in groups:
+        number = int(kept_n[group[0]])
+        if number not in before_n[list(group)]:  # starts from the old centre, because the aggregation makes the new one
+            number = len(origins)
             origins.append(max(int(before_n[group[0]]), 0))
-        assignment[[clients[position] for position in group]] = number_of[row]
+        assignment[[clients[position] for position in group]] = number
     state.assignment = assignment
     state.take_clusters(origins)
     drop_empty(state)
