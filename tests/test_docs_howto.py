@@ -2,6 +2,7 @@
 
 import csv
 import json
+import pickle
 import re
 import runpy
 import shutil
@@ -11,13 +12,16 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from lcfl.__main__ import COMMANDS
 from lcfl.cli import federated_cli
 from lcfl.cli.federated_cli import instantiate, instantiate_trainer
 from lcfl.cli.fleet_config import node_of
+from lcfl.data.datasets import Folders
 from lcfl.fleet import server as fleet
 from lcfl.fleet.server import FleetOptions
 from tests.helpers.commandline import printed
@@ -244,14 +248,28 @@ def test_clusters_of_heads_are_the_true_groups(here):
 
 
 def test_the_user_defined_partition_gives_pairs(here):
-    import numpy as np
-
     write_files("data", here)
     sys.path.insert(0, str(here))
     pairs = import_module("pairs")
     shares = pairs.Pairs(per_class=3)(np.arange(60) % 6, 6, np.random.default_rng(0))
     assert shares.groups.tolist() == [0, 1, 2, 0, 1, 2]
     assert [sorted(set((share % 6).tolist())) for share in shares.indices] == [[0, 1], [2, 3], [4, 5]] * 2
+
+
+def test_the_reader_of_images_and_masks_reads_parts_in_their_order(here):
+    write_files("clients", here)
+    for number, place in enumerate(["a/train", "b", "a/test"]):
+        for kind, value in (("images", number), ("masks", 255 * (number % 2))):
+            folder = here / "sites" / place / kind
+            folder.mkdir(parents=True)
+            Image.fromarray(np.full((4, 6), value, dtype=np.uint8)).save(folder / "1.png")
+    sys.path.insert(0, str(here))
+    dataset = Folders("sites", import_module("scans").ImagesAndMasks())
+    samples = pickle.loads(pickle.dumps(dataset)).load()
+    assert dataset.shape == (1, 4, 6) and dataset.target_shape == (4, 6)
+    inputs, targets = samples.batch(np.arange(3), torch.device("cpu"))
+    assert torch.equal(inputs[:, 0, 0, 0], torch.arange(3) / 255)
+    assert targets[:, 0, 0].tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize(("script", "shown"), [("arrays", "10 clients"), ("own_step", "train/l1")])
