@@ -272,6 +272,22 @@ def test_the_reader_of_images_and_masks_reads_parts_in_their_order(here):
     assert targets[:, 0, 0].tolist() == [0, 1, 0]
 
 
+def test_the_metric_for_one_class_takes_two_scores_or_one_logit():
+    (code,) = re.findall(r"```python\n(import torch\n.*?class DefinedAUROC.*?)```", PAGES["tasks"], re.DOTALL)
+    exec(code, names := {})
+    metric = names["DefinedAUROC"]()
+    logits, targets = torch.tensor([[-3.0], [0.2], [0.7], [0.4]]), torch.tensor([0, 0, 1, 1])
+    two = torch.cat([torch.zeros_like(logits), logits], dim=1)
+    for outputs, wanted in ((two, targets), (logits, targets.float().unsqueeze(1))):
+        metric.reset()
+        for half in (slice(2), slice(2, 4)):  # only the first half shows that these are logits
+            metric.update(outputs[half], wanted[half])
+        assert metric.compute() == 1
+        metric.reset()
+        metric.update(outputs[:2], wanted[:2])
+        assert metric.compute().isnan()
+
+
 @pytest.mark.parametrize(("script", "shown"), [("arrays", "10 clients"), ("own_step", "train/l1")])
 def test_script_as_written(here, capsys, script, shown):
     page = "data" if script == "arrays" else "network"
