@@ -17,8 +17,15 @@ from torch import Tensor
 
 from lcfl.core.state import FederationState
 
-__all__ = ["ClusterGeometry", "ClusterMove", "silhouette_moves", "ratio_moves", "drop_empty", "apply_one_by_one"]
-__all__ += ["keep_numbers"]
+__all__ = [
+    "ClusterGeometry",
+    "ClusterMove",
+    "apply_one_by_one",
+    "drop_empty",
+    "keep_numbers",
+    "ratio_moves",
+    "silhouette_moves",
+]
 
 SMALLEST_TO_SPLIT = 4  # fewest clients of a cluster that may be split
 
