@@ -38,7 +38,7 @@ LISTS = (
 )
 
 
-def forget(below: Namespace, layer: dict[str, Any]) -> None:
+def forget(below: Namespace | dict[str, Any], layer: dict[str, Any]) -> None:
     """Drops from the configuration `below` what `layer` replaces.
 
     jsonargparse does not drop it. If a later file names another class, jsonargparse keeps every argument of the old
@@ -58,7 +58,7 @@ def forget(below: Namespace, layer: dict[str, Any]) -> None:
                 arguments = new.get("init_args", new)
                 if isinstance(arguments, dict):  # the parser refuses anything else
                     forget(old["init_args"], arguments)
-        elif isinstance(old, Namespace) and isinstance(new, dict):
+        elif isinstance(old, Namespace | dict) and isinstance(new, dict):
             forget(old, new)
 
 
@@ -90,9 +90,9 @@ def as_layers(words: Sequence[str], classes: Sequence[str] = ()) -> list[str]:
         elif match and without_init_args(match[1]) in named:
             following = [] if match[2] is not None else [*islice(rest, 1)]
             text = match[2] if match[2] is not None else "".join(following)
-            is_one = _names_classes(text) and not text.startswith("[")
-            (opened.add if is_one else opened.discard)(without_init_args(match[1]))
-            if _names_classes(text):
+            value = _value(text)
+            (opened.add if _is_class(value) else opened.discard)(without_init_args(match[1]))
+            if _names_classes(value):
                 path = match[1].split(".")
                 converted += ["-c", f"{''.join(f'{{{key}: ' for key in path)}{text}{'}' * len(path)}"]
             else:
@@ -136,13 +136,18 @@ def names_class(words: Sequence[str], group: str) -> bool:
     return options.class_path is not None or any(map(_is_class, values))
 
 
-def _names_classes(text: str) -> bool:
-    """Returns whether a value is a class, by name or with its arguments, or a list of classes."""
+def _value(text: str) -> Any:
+    """Returns the value that a word of the command line stands for; None if it is not valid YAML."""
     try:
-        value = yaml.load(text, LOADER)
+        return yaml.load(text, LOADER)
     except yaml.YAMLError:
-        return False
-    return all(map(_is_class, value if isinstance(value, list) and value else [value]))
+        return None
+
+
+def _names_classes(value: Any) -> bool:
+    """Returns whether a value is a class, by name or with its arguments, or a list or a mapping of classes."""
+    items = [*value.values()] if isinstance(value, dict) and not _is_class(value) else value
+    return all(map(_is_class, items if isinstance(items, list) and items else [value]))
 
 
 def whole_lists(below: Namespace, layer: dict[Any, Any], option: str = "") -> dict[Any, Any]:

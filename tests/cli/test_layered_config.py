@@ -53,6 +53,19 @@ def test_a_given_list_replaces_the_one_below_and_other_keys_stay():
     assert config.clustering == [] and config.model == below().model
 
 
+def test_a_mapping_keeps_nothing_of_a_class_that_is_named_again_and_no_other_name(capsys):
+    kinds = [f"torchmetrics.classification.Multiclass{kind}" for kind in ("AUROC", "F1Score")]
+    auroc, f1 = (f"{{class_path: {kind}, init_args: {{num_classes: 8, average: weighted}}}}" for kind in kinds)
+    words = [*SYNTHETIC, *FEDAVG, f"--model.metrics={{auroc: {auroc}, f1: {f1}}}"]
+    again = f"{{auroc: {{class_path: {kinds[0]}, init_args: {{num_classes: 8}}}}}}"
+    for layer in (["-c", f"model: {{metrics: {again}}}"], [f"--model.metrics={again}"]):
+        (name, metric), *others = printed(capsys, *words, *layer)["model"]["metrics"].items()
+        assert name == "auroc" and metric["init_args"]["average"] == "macro" and not others
+    changed = printed(capsys, *words, "-c", "model: {metrics: {auroc: {thresholds: 5}}}")["model"]["metrics"]
+    arguments = changed["auroc"]["init_args"]
+    assert (arguments["average"], arguments["thresholds"], *changed) == ("weighted", 5, "auroc")
+
+
 def two():
     first = Namespace(class_path="a.C", init_args=Namespace(k=3, size=1))
     return Namespace(method=Namespace(clustering=[first, Namespace(class_path="a.D")]))
