@@ -168,8 +168,8 @@ def whole_lists(below: Namespace, layer: dict[Any, Any], option: str = "") -> di
     for key, new in layer.items():
         old, name = below.get(str(key)), f"{option}.{key}".lstrip(".")
         if _is_class(new):
-            of_classes = isinstance(old, list) and all(isinstance(item, Namespace) for item in old)
-            whole[key] = [new] if of_classes else new
+            holds_classes = isinstance(old, list) and all(isinstance(item, Namespace) for item in old)
+            whole[key] = [new] if holds_classes or without_init_args(name) in LISTS else new
             continue
         if not isinstance(new, dict):
             continue

@@ -23,6 +23,7 @@ CALLABLE = re.compile(r"Type .*? expects a function or a callable class:\s+(?=Pa
 NO_MODULE = re.compile(r"No module named ('[\w.]+')(?:\. Got value: .*)?", re.DOTALL)
 NO_INTEGER = re.compile(r"(?:- )?invalid literal for int\(\) with base 10: ")
 NO_MAPPING = re.compile(r"'(\w+)' object has no attribute 'keys'.*", re.DOTALL)
+ONE_WORD = re.compile(r"(?!(?:None|True|False)$)[A-Za-z_][\w.]*")
 PATH = re.compile(r"\n?\s*- Expected a path but .* either not accessible or invalid\n\s*(?:- )?")
 NESTED = re.compile(  # a class that may be null, of which an argument may be null, too
     r"Does not validate against any of the Union subtypes\s+Subtypes: [^\n]*\s+Errors:\n"
@@ -70,11 +71,17 @@ def without_types(message: str) -> str:
         words = list(dict.fromkeys(map(str, expected)))
         if "a number" in words:  # any other number is one, too, and a tensor of one number needs no list
             words = [word for word in words if word not in ("a whole number", NUMBERS)]
-        said = own[0] if own else f"expected {' or '.join(words)}, got {match['got']}"
+        said = own[0] if own else _expected(words, match["got"])
         return message[: match.start()] + said
     if (match := ONE.search(message)) and (word := _word(f"Expected a {match[1]}")):
-        return f"{message[: match.start()]}expected {word}, got {match[2].strip()}"
+        return message[: match.start()] + _expected([word], match[2].strip())
     return message
+
+
+def _expected(words: list[str], got: str) -> str:
+    """Returns what was expected instead of a value. For a single word instead of a list, it says how to write one."""
+    is_item = "a list" in words and not {*words} - {"a list", "null"} and ONE_WORD.fullmatch(got)
+    return f"expected {' or '.join(words)}, got {got}{f'; write [{got}]' * bool(is_item)}"
 
 
 def _word(reason: str) -> str | None:

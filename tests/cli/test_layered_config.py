@@ -167,6 +167,13 @@ def test_a_class_named_on_the_command_line_drops_the_arguments_below(capsys, nam
     assert model["optimizer"]["init_args"]["lr"] == 0.2
 
 
+@pytest.mark.parametrize("layer", ["--data.client_transforms=Rotation", "-cdata: {client_transforms: Rotation}"])
+def test_one_class_is_a_list_of_one_whatever_the_layers_below(capsys, layer):
+    words = ("--data.dataset=Digits", "--data.partition=IID", "--data.num_clients=4", *FEDAVG)
+    (transform,) = printed(capsys, *words, layer)["data"]["client_transforms"]
+    assert transform["class_path"].endswith(".Rotation")
+
+
 def test_clusterings_named_on_the_command_line_drop_those_below(capsys):
     below = "--method.clustering.num_clusters=3"
     values = {"[RefreshedLowRankCosine]": 10, "RefreshedLowRankCosine": 10, "[{class_path: PrincipalAngles}]": 4}
