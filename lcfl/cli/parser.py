@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from inspect import Parameter
 from math import isfinite
@@ -155,7 +156,7 @@ def explained(message: str, parser: LightningArgumentParser) -> str:
         known = [action.dest for action in parser._actions if action.option_strings]
         if instead := in_place_of(match[1].removeprefix("trainer.")):
             return f"{message.strip()}.{instead}"
-        return f"{message.strip()}.{closest(RENAMED.get(match[1], match[1]), known, cutoff=0.75)}"
+        return f"{message.strip()}.{_meant(RENAMED.get(match[1], match[1]), known)}"
     if "does not correspond to a subclass of Callback" in message:
         got = message.rstrip().rpartition("Given value: ")[2]
         return (
@@ -175,6 +176,15 @@ def explained(message: str, parser: LightningArgumentParser) -> str:
         return _needed(option, match[2], match[1])
     said = _located(without_types(message).strip())
     return f"{said}. {OF_NAMES}" if option == "data.leavers" and "whole number" in said else said
+
+
+def _meant(option: str, known: Sequence[str]) -> str:
+    """Returns a question that suggests the options closest to a misspelt one, with the argument of a class."""
+    group, *rest = option.split(".")
+    name, argument = ".".join([group, *rest[:1]]), rest[1:]
+    options = [each for each in known if not each.endswith(".help")]
+    close = get_close_matches(name, options, n=2, cutoff=0.75)
+    return closest(option, [".".join([each, *argument * (f"{each}.help" in known)]) for each in close], cutoff=0)
 
 
 def _without_class(option: str, message: str, takes_class: bool) -> str:

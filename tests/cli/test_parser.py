@@ -93,6 +93,19 @@ def test_an_unknown_key_is_reported_with_the_closest_one(capsys, words):
     assert len(said.splitlines()) == 2 and "lcfl fit --help" in said
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("--model.optimzer.lr=3", "model.optimizer.lr"),
+        ("--method.clusterng.init_args.theta=1", "method.clustering.init_args.theta"),
+        ("--model.optimzer=Adam", "model.optimizer"),
+        ("--trainer.roundz.x=3", "trainer.rounds"),
+    ],
+)
+def test_an_argument_of_a_misspelt_option_is_reported_with_what_it_should_be(capsys, word, meant):
+    assert failure(capsys, *FIT, word).partition("\n")[0].endswith(f"arguments: {word}. Did you mean {meant}?")
+
+
 @pytest.mark.parametrize("words", [["--trainer.max_epochs=2"], ["-c", "trainer: {max_epochs: 2}"]])
 def test_an_option_of_the_lightning_trainer_is_reported_with_the_one_to_use(capsys, words):
     said = failure(capsys, *FIT, *words)
