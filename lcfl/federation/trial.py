@@ -181,7 +181,8 @@ def _check_metric(name: str, metric: Metric, scores: Tensor, targets: Tensor) ->
             value = metric(scores, targets)
     except Exception as error:
         numbers = [each for each in ("num_classes", "num_labels") if each in inspect.signature(type(metric)).parameters]
-        number = f", e.g. {numbers[0]} to {scores.shape[1]}" if numbers and scores.dim() > 1 else ""
+        is_wrong = numbers and scores.dim() > 1 and getattr(metric, numbers[0], None) != scores.shape[1]
+        number = f", e.g. {numbers[0]} to {scores.shape[1]}" if is_wrong else ""
         advice = f"Set its arguments to fit{number}, or report another metric (model.report)."
         if scores.dim() > 1 and scores.shape[1] == 2 and _succeeds(metric, scores[:, 1], targets):
             advice = "It takes one score for each sample: in its update, give it outputs.softmax(-1)[:, 1]."

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torchmetrics import MeanAbsoluteError
 from torchmetrics.classification import BinaryAUROC, MulticlassF1Score, MultilabelAUROC, MultilabelF1Score
+from torchmetrics.segmentation import DiceScore
 
 from lcfl.data.datasets import Digits, Tensors
 from lcfl.data.partition import IID
@@ -123,6 +124,12 @@ def test_metric_that_is_not_one_number_for_the_scores_is_refused(metric, words):
     with nullcontext() if words is None else pytest.raises(ValueError, match=rf"^model\.metrics\.f1: Mult.* {words}"):
         check_network(module, blobs())
     assert metric.update_count == 0
+
+
+def test_a_metric_is_not_told_to_take_the_number_of_classes_that_it_has():
+    module = FederatedModule(partial(MLP, 16, [4], 8), metrics={"dice": DiceScore(8, input_format="index")})
+    with pytest.raises(ValueError, match=r"\. Set its arguments to fit, or report another metric \(model\.report\)\.$"):
+        check_network(module, blobs())
 
 
 def labelled(targets):
