@@ -39,7 +39,7 @@ from tests.fleet.fleets import (
     simulated,
 )
 from tests.helpers.builders import NormedMLP, alone, ditto, fedavg, fedper, lcfed
-from tests.helpers.commandline import METHODS, SYNTHETIC
+from tests.helpers.commandline import CONFIGS, METHODS, SYNTHETIC
 from tests.helpers.fits import OWN
 from tests.helpers.loopback import Loopback
 
@@ -59,7 +59,15 @@ def settings(method):
     ],
 )
 def test_the_same_yaml_gives_the_same_bits_on_a_fleet(here, method):
-    words = settings(method)
+    assert_same_on_a_fleet(here, settings(method))
+
+
+def test_clients_leave_a_fleet_as_they_leave_a_simulation(here):
+    assert_same_on_a_fleet(here, [*settings(CONFIGS / "methods" / "fedavg.yaml"), "--data.leavers={3: 1, 7: 2}"])
+
+
+def assert_same_on_a_fleet(here, words):
+    """Asserts that a fleet with an app of these words has the state, metrics and models of the simulation."""
     simulation = federated_cli.main(["fit", *words, "--trainer.name=simulation"])
     write_app(here / "app", words)
     config = here / "app" / "config.yaml"
