@@ -211,8 +211,10 @@ def check_same_setting(entries: Sequence[Entry]) -> None:
             f"these runs cannot be compared: {one.path} and {other.path} differ in {' and '.join(differing)}. Compare "
             "runs with the same data configuration and data.seed, or add --mix to get a section for each setting."
         )
-    for name in FAIR:
-        values = {json.dumps(entry.runs[0].settings.get(name)) for entry in entries}
+    firsts = [entry.runs[0] for entry in entries]
+    compared = {name: {json.dumps(run.settings.get(name)) for run in firsts} for name in FAIR}
+    compared["local work"] = {run.local_work for run in firsts} - {""}
+    for name, values in compared.items():
         if len(values) > 1:
             warnings.warn(f"{name} differs between these runs: {', '.join(sorted(values))}.", stacklevel=2)
 

@@ -178,6 +178,20 @@ def test_an_unfair_comparison_gives_a_warning(tmp_path):
         check_same_setting(entries_of(find_runs([tmp_path])))
 
 
+def test_different_local_work_gives_a_warning(tmp_path):
+    for name, work in (("a", {"epochs": 10}), ("b", {"steps": 5}), ("c", {"steps": 1, "epochs": None}), ("d", {})):
+        made(tmp_path, name, 0, method={"local_update": {"class": "LocalTraining", **work}})
+    with pytest.warns(UserWarning, match="^local work differs between these runs: 1 step, 10 epochs, 5 steps.$"):
+        check_same_setting(entries_of(find_runs([tmp_path])))
+
+
+@pytest.mark.filterwarnings("error")
+def test_equal_or_unknown_local_work_gives_no_warning(tmp_path):
+    for name, work in (("a", {"steps": 5, "lr_decay": 1.0}), ("b", {"steps": 5, "epochs": None}), ("c", {})):
+        made(tmp_path, name, 0, method={"local_update": {"class": name, **work}})
+    check_same_setting(entries_of(find_runs([tmp_path])))
+
+
 def test_the_numbers_of_a_row(tmp_path):
     made(tmp_path, "a-seed0", 0, accuracies=[0.2, 0.5, 0.6, 0.8], clusters=3)
     made(tmp_path, "a-seed1", 1, accuracies=[0.5, 0.5, 0.5, 0.6], clusters=4)
