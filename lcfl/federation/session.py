@@ -188,9 +188,11 @@ class Session:
         Raises:
             ValueError: if another process writes it; with ``auto`` also if that process has not saved anything yet.
         """
-        if self.resumed is not None:
-            return RunDirectory(run_of(self.resumed))
         versions = run_versions(self.settings.root, self.settings.name)
+        if self.resumed is not None:
+            run = run_of(self.resumed)
+            # A run of this name has the path that it had as a new one, which is relative if the root is.
+            return RunDirectory(next((path for path in versions if path.resolve() == run), run))
         if self.ckpt_path == "auto" and versions:
             RunDirectory(versions[0]).close()
         return None

@@ -49,6 +49,14 @@ def test_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path, reference, m
     assert run.metrics.items() >= {"test/own_split/trivial/acc": 0.5}.items()
 
 
+@pytest.mark.parametrize("ckpt_path", ["last", "logs/run/version_0", "{absolute}"])
+def test_a_resumed_run_has_the_path_that_it_had_as_a_new_one(tmp_path, monkeypatch, ckpt_path):
+    monkeypatch.chdir(tmp_path)
+    new = fit("logs", "fedavg", rounds=1).path
+    resumed = fit("logs", "fedavg", 1, 2, f"--ckpt_path={ckpt_path.format(absolute=new.absolute())}").path
+    assert (str(new), str(resumed)) == ("logs/run/version_0",) * 2
+
+
 REFRESHED = "{class_path: RefreshedLowRankCosine, init_args: {num_clusters: 4, dimension: 5, refresh_every: 3}}"
 TUNING = "{class_path: ClusterNumberTuning, init_args: {criterion: ratio, lower: 0.9, upper: 9.0, cooldown: 2}}"
 TUNED = ("-c", f"method: {{clustering: [{REFRESHED}, {TUNING}]}}")
