@@ -175,8 +175,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not path.is_dir() or not is_checkpoint:
         of_file = " Weights in a file, such as one of lightning.Trainer, are for model.init_from."
         raise CheckpointError(
-            f"{path.absolute()}: there is no checkpoint. Give a directory round-<n>.ckpt, last or best."
-            f"{of_file * path.is_file()}"
+            f"{path.absolute()}: there is no checkpoint. Give a run directory, a directory round-<n>.ckpt, last or "
+            f"best.{of_file * path.is_file()}"
         )
     try:
         manifest: dict[str, Any] = json.loads(read_regular(path / "manifest.json"))

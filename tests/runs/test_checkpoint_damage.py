@@ -95,7 +95,7 @@ def test_a_path_without_a_checkpoint_is_refused(tmp_path, is_file):
     if is_file:
         path.write_text("x")
     with pytest.raises(
-        CheckpointError, match=r"round-000001\.ckpt: there is no checkpoint\. Give a directory"
+        CheckpointError, match=r"round-000001\.ckpt: there is no checkpoint\. Give a run directory, a directory"
     ) as error:
         read(path)
     assert ("are for model.init_from" in str(error.value)) == is_file  # it may be one of lightning.Trainer

@@ -130,7 +130,7 @@ def test_a_path_stands_for_itself_and_a_run_directory_for_its_newest_checkpoint(
     assert find(str(older), tmp_path, "another") == older
     assert find(str(run), tmp_path, "another") == newer
     for other in (tmp_path, Path("some/where")):
-        with pytest.raises(CheckpointError, match=f"{other}: there is no checkpoint. Give a directory round-<n>.ckpt"):
+        with pytest.raises(CheckpointError, match=f"{other}: there is no checkpoint. Give a run directory, a"):
             find(str(other), tmp_path, "name")
 
 
