@@ -68,7 +68,8 @@ class Federation(Settings):
 
         Raises:
             TypeError: if the model, data module or method is an object of another class.
-            ValueError: for settings that do not fit together, before any data are loaded.
+            ValueError: for settings that do not fit together, before any data are loaded; after the last round,
+                if no update of the whole run could be used.
             CheckpointError: if `ckpt_path` is missing, damaged, or from another configuration.
             ClientError: if a client's local work raises an exception; names client and round.
         """

@@ -90,6 +90,7 @@ class Server:
         self.run_log = RunLog(self.row, self.table, loggers, state)
         self.remembered = Remembered(callbacks, method, module.layout, transport.module)
         self._check_models = ModelCheck()
+        self.num_answers, self.num_failed = 0, 0  # of this fit, in all kinds of rounds
 
     @property
     def layout(self) -> Layout:
@@ -145,7 +146,11 @@ class Server:
         self.state.check_assignment(by)
 
     def fit(self) -> dict[str, float]:
-        """Runs the remaining rounds; returns the final metrics, or none if a signal stopped the run."""
+        """Runs the remaining rounds; returns the final metrics, or none if a signal stopped the run.
+
+        Raises:
+            ValueError: if no update of the whole run could be used.
+        """
         self.call("on_fit_start")
         self.remembered.begin()
         warmup_rounds = self.method.warmup_rounds(self.data.num_initial_clients)
@@ -153,10 +158,28 @@ class Server:
             self.warmup_round(warmup_rounds[self.state.round])
         while not self.is_done and not self.stop_signal:
             self.round()
+        if not self.is_interrupted:
+            self._check_learned()
         metrics = {} if self.is_interrupted else self.final_metrics()
         with self.row.written():
             self.call("on_fit_end", metrics=metrics)
         return metrics
+
+    def _check_learned(self) -> None:
+        """Raises an error if updates arrived, but no client has completed a training round with one.
+
+        A dry run is not checked, because its samples are random.
+        """
+        if self.state.participated.any() or self.state.round <= 0 or self.schedule.most_clients is not None:
+            return
+        causes = {
+            "train/failed_clients": "were not finite (set a smaller model.optimizer.lr, unless samples are not finite)",
+            "train/refused_clients": f"were beyond trainer.max_update_norm={self.receive.max_update_norm} (raise it)",
+        }
+        numbers = {name: int(sum(self.table.column(name))) for name in causes}
+        if any(numbers.values()):
+            why = " and ".join(f"{number} {causes[name]}" for name, number in numbers.items() if number)
+            raise ValueError(f"{self.run_dir}: nothing was learned, because no update could be used: {why}.")
 
     def warmup_round(self, extra: ExtraRound) -> None:
         """Runs a round before training, which has its own number and row."""
@@ -294,6 +317,8 @@ class Server:
         self.state.total_bytes += down_bytes + received.up_bytes
         if not any(task.extra for task in tasks):  # the row of a training round has that round's loss alone
             self.row.update(training_metrics([result.output for result in received.results.values()]))
+        self.num_answers += len(answers) - received.num_lost
+        self.num_failed += received.num_failed
         self.row.add("train/failed_clients", received.num_failed)
         if self.receive.max_update_norm is not None:
             self.row.add("train/refused_clients", received.num_refused)

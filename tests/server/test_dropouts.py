@@ -247,6 +247,41 @@ def test_round_in_which_all_clients_fail_changes_nothing(tmp_path, monkeypatch, 
     assert "train/loss" not in after.rows[1]
 
 
+@pytest.mark.parametrize(("name", "devices"), [("fedavg", 2), ("lcfed", 1)])  # LCFed's warm-up round succeeds
+@pytest.mark.filterwarnings("ignore:round .* not finite")
+def test_a_run_whose_training_rounds_all_fail_ends_with_an_error(tmp_path, monkeypatch, name, devices):
+    worker = spoiling({(number, client) for number in (0, 1) for client in range(12)}, spoil("loss", nan))
+    monkeypatch.setattr(lcfl.federation.session, "Worker", worker)
+    wanted = r"run/version_0: nothing was learned, because no update could be used: 14 were not finite \("
+    with pytest.raises(ValueError, match=wanted):
+        watched(tmp_path, name, rounds=2, devices=devices)
+
+
+def test_a_run_whose_updates_are_all_refused_ends_with_an_error(tmp_path):
+    wanted = r"nothing was learned, .*: 28 were beyond trainer\.max_update_norm=1e-09 \(raise it\)\.$"
+    with pytest.warns(UserWarning, match="beyond trainer"), pytest.raises(ValueError, match=wanted):
+        watched(tmp_path, "fedavg", max_update_norm=1e-9)
+
+
+def test_a_run_whose_clients_are_all_dropped_is_no_error(tmp_path):
+    watch = watched(tmp_path, "fedavg", client_dropout=0.999999)
+    assert not watch.state.participated.any() and watch.metrics
+
+
+def test_a_client_that_fails_in_the_warm_up_of_a_run_without_rounds_is_no_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(lcfl.federation.session, "Worker", faulty(4, -1, spoil("upload", nan)))
+    with pytest.warns(UserWarning, match="round -1: .*not finite"):
+        watch = watched(tmp_path, "lcfed", rounds=0)
+    assert watch.metrics and (watch.server.num_answers, watch.server.num_failed) == (12, 1)
+
+
+def test_a_dry_run_whose_random_samples_all_fail_is_no_error(tmp_path, monkeypatch):
+    worker = spoiling({(0, client) for client in range(12)}, spoil("loss", nan))
+    monkeypatch.setattr(lcfl.federation.session, "Worker", worker)
+    with pytest.warns(UserWarning, match="2 of 2 clients is not finite"):
+        assert watched(tmp_path, "fedavg", fast_dev_run=True).metrics
+
+
 def dropped(watch, number, sampled):
     return watch.server.schedule.sample_dropouts(watch.server.seed, number, sampled)
 

@@ -1,4 +1,4 @@
-"""Tests what ``lcfl sweep`` refuses, and one complete sweep (slow, because it has four processes)."""
+"""Tests what ``lcfl sweep`` refuses, and sweeps with real runs (slow, because each has four processes)."""
 
 import sys
 from functools import partial
@@ -7,7 +7,7 @@ import pytest
 
 from lcfl.cli.commands import sweep
 from lcfl.cli.sweep import Sweep
-from tests.helpers.commandline import SYNTHETIC, here  # noqa: F401
+from tests.helpers.commandline import SMALL, SYNTHETIC, here  # noqa: F401
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,18 @@ def test_the_last_line_says_that_all_runs_failed(monkeypatch, recwarn):
         ValueError, match=r"^sweep: all 4 runs have no result: local-seed0, local-seed1, every trial of fedavg;"
     ):
         sweep.main(words)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("here")
+def test_a_trial_that_learned_nothing_is_not_chosen_also_if_the_sweep_is_repeated(tmp_path):
+    options = [*map(str, (*SYNTHETIC, *SMALL)), "--model.optimizer=SGD", "--trainer.evaluate_every=0"]
+    said = []
+    points = [(("model.optimizer.lr", rate),) for rate in ("0.01", "1e30")]
+    for _ in range(2):
+        assert Sweep(tmp_path, [], options, say=said.append).tune("fedavg", points, 0, None, jobs=2) == points[0]
+    failed = [each for each in said if each.startswith("fedavg-lr=1e30-seed0: failed with status 1")]
+    assert len(failed) == 2 and all("nothing was learned, because no update could be used" in each for each in failed)
 
 
 @pytest.mark.slow
