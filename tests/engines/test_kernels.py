@@ -4,6 +4,7 @@ import re
 import resource
 import stat
 import sys
+from contextlib import contextmanager
 from ctypes import c_float, c_int32, c_int64
 from pathlib import Path
 
@@ -121,33 +122,35 @@ def test_kinds_are_in_the_order_of_the_source():
     assert [name.strip().lower() for name in body.split(",")] == list(kernels.KIND)
 
 
-@pytest.fixture
+@contextmanager
 def little_memory():
-    """Provides a function after which this process gets 32 MB more at most, until the test ends."""
+    """Gives this process 32 MB more at most."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
-
-    def limit():
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + 2**25, limits[1]))
-
-    yield limit
-    resource.setrlimit(resource.RLIMIT_AS, limits)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**25, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit the memory of a process")
-def test_a_batch_that_needs_too_much_memory_is_a_memory_error_and_a_smaller_one_trains(little_memory):
+def test_a_batch_that_needs_too_much_memory_is_a_memory_error_and_a_smaller_one_trains():
     def network():  # a sample has a value of 4 MB
         return SplitNetwork(nn.Sequential(nn.Conv2d(1, 256, 1), nn.MaxPool2d(64), nn.Flatten()), nn.Linear(256, 4))
 
     _, engine = engines(network, (1, 64, 64))
     model, (small, large) = engine.module.initial_model(3), batches_of(4, 32)
     before, scores = engine.gradient(model, small).vector, engine.scorer(model)
-    little_memory()
+    many = torch.zeros(32, 1, 64, 64)
     for compute in (
         lambda: engine.gradient(model, large),
         lambda: engine.run_optimizer(model, [large]),
-        lambda: scores(torch.zeros(32, 1, 64, 64)),
+        lambda: scores(many),
     ):
-        with pytest.raises(MemoryError, match=r"trainer\.engine: compiled got too little memory for a batch; set a"):
+        with (
+            little_memory(),
+            pytest.raises(MemoryError, match=r"trainer\.engine: compiled got too little memory for a batch; set a"),
+        ):
             compute()
     assert torch.equal(engine.gradient(model, small).vector, before)
