@@ -261,8 +261,8 @@ def closing_lines(server: Server) -> list[str]:
         lines.append(f"{size(more)} more if the clients computed the projection ({total} in total)")
     if population.faulty:
         lines.append(f"{len(population.faulty)} of {server.data.num_clients} clients are faulty and are not measured")
-    if server.num_failed:
-        lines.append(f"{server.num_failed} of {server.num_answers} updates were not finite")
+    if failed := sum(server.table.column("train/failed_clients")):
+        lines.append(f"{failed:.0f} updates were not finite and were left out")
     if refused := sum(server.table.column("train/refused_clients")):
         lines.append(f"{refused:.0f} updates beyond trainer.max_update_norm were refused")
     if (guarantee := server.privacy_guarantee()) is not None:

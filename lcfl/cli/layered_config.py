@@ -84,17 +84,14 @@ def as_layers(words: Sequence[str], classes: Sequence[str] = ()) -> list[str]:
                 layer: Any = yaml.load(text, LOADER)
             except yaml.YAMLError:
                 raise ValueError(f"--{match[1]}: got {text}, which is not valid YAML.") from None
-            for step in reversed(keys):
-                layer = {step: layer}
-            converted += ["-c", yaml.safe_dump(layer)]
+            converted += ["-c", _nested(keys, layer)]
         elif match and without_init_args(match[1]) in named:
             following = [] if match[2] is not None else [*islice(rest, 1)]
             text = match[2] if match[2] is not None else "".join(following)
             value = _value(text)
             (opened.add if _is_class(value) else opened.discard)(without_init_args(match[1]))
             if _names_classes(value):
-                path = match[1].split(".")
-                converted += ["-c", f"{''.join(f'{{{key}: ' for key in path)}{text}{'}' * len(path)}"]
+                converted += ["-c", _nested(match[1].split("."), value)]
             else:
                 converted += [word, *following]
         else:
@@ -102,6 +99,13 @@ def as_layers(words: Sequence[str], classes: Sequence[str] = ()) -> list[str]:
                 opened.add(without_init_args(added[1]))
             converted.append(word)
     return converted
+
+
+def _nested(keys: Sequence[str | int], value: Any) -> str:
+    """Returns a value below these keys as YAML."""
+    for key in reversed(keys):
+        value = {key: value}
+    return yaml.safe_dump(value)
 
 
 def _keys_of_item(option: str, opened: set[str]) -> list[str | int]:

@@ -198,9 +198,12 @@ def check_rounds(exchange: Exchange, clusterings: Sequence[Clustering], num_clie
 
 
 def start_of(local_update: LocalUpdate) -> str | None:
-    """Returns where a run starts if the client is not sent a model; None for an update that does not say it."""
+    """Returns where a run starts if the client is not sent a model; None for an update that does not say it.
+
+    A user's update may have a `start` of another meaning and with other values.
+    """
     start = getattr(local_update, "start", None)
-    return start if isinstance(start, str) else None
+    return start if start in ("own", "centre", "embedding") else None
 
 
 def check_start(local_update: LocalUpdate, exchange: Exchange) -> None:

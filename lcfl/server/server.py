@@ -90,7 +90,6 @@ class Server:
         self.run_log = RunLog(self.row, self.table, loggers, state)
         self.remembered = Remembered(callbacks, method, module.layout, transport.module)
         self._check_models = ModelCheck()
-        self.num_answers, self.num_failed = 0, 0  # of this fit, in all kinds of rounds
 
     @property
     def layout(self) -> Layout:
@@ -168,9 +167,10 @@ class Server:
     def _check_learned(self) -> None:
         """Raises an error if updates arrived, but no client has completed a training round with one.
 
-        A dry run is not checked, because its samples are random.
+        A dry run is not checked, because its samples are random, and neither is a run whose clients may have left.
         """
-        if self.state.participated.any() or self.state.round <= 0 or self.schedule.most_clients is not None:
+        is_dry = self.schedule.most_clients is not None
+        if self.state.participated.any() or self.state.round <= 0 or self.data.leavers or is_dry:
             return
         causes = {
             "train/failed_clients": "were not finite (set a smaller model.optimizer.lr, unless samples are not finite)",
@@ -317,8 +317,6 @@ class Server:
         self.state.total_bytes += down_bytes + received.up_bytes
         if not any(task.extra for task in tasks):  # the row of a training round has that round's loss alone
             self.row.update(training_metrics([result.output for result in received.results.values()]))
-        self.num_answers += len(answers) - received.num_lost
-        self.num_failed += received.num_failed
         self.row.add("train/failed_clients", received.num_failed)
         if self.receive.max_update_norm is not None:
             self.row.add("train/refused_clients", received.num_refused)

@@ -86,8 +86,6 @@ def fake(rounds=100, evaluate_every=0, **changes):
         table=table_of([]),
         state=SimpleNamespace(round=-1, total_bytes=0),
         privacy_guarantee=lambda: None,
-        num_answers=0,
-        num_failed=0,
         is_done=False,
         stop_signal=0,
         loggers=[],
@@ -250,12 +248,12 @@ def test_cost_of_the_projection_on_clients_is_printed(capsys):
 
 
 def test_faulty_clients_and_updates_that_were_not_used_are_printed(capsys):
-    refused = table_of([{"train/refused_clients": "2.0"}, {"train/refused_clients": "1.0"}])
-    server = fake(rounds=2, table=refused, num_answers=40, num_failed=7)
+    unused = {"train/refused_clients": "2.0", "train/failed_clients": "4.0"}
+    server = fake(rounds=2, table=table_of([unused, {**unused, "train/failed_clients": "3.0"}]))
     server.data.population.faulty = dict.fromkeys([1, 5, 7, 8])
     play(server, until=2, metrics=METRICS)
-    said = "4 of 20 clients are faulty and are not measured\n7 of 40 updates were not finite\n"
-    said += "3 updates beyond trainer.max_update_norm were refused\n"
+    said = "4 of 20 clients are faulty and are not measured\n7 updates were not finite and were left out\n"
+    said += "4 updates beyond trainer.max_update_norm were refused\n"
     assert said in capsys.readouterr().out
 
 

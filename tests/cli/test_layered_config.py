@@ -58,7 +58,8 @@ def test_a_mapping_keeps_nothing_of_a_class_that_is_named_again_and_no_other_nam
     auroc, f1 = (f"{{class_path: {kind}, init_args: {{num_classes: 8, average: weighted}}}}" for kind in kinds)
     words = [*SYNTHETIC, *FEDAVG, f"--model.metrics={{auroc: {auroc}, f1: {f1}}}"]
     again = f"{{auroc: {{class_path: {kinds[0]}, init_args: {{num_classes: 8}}}}}}"
-    for layer in (["-c", f"model: {{metrics: {again}}}"], [f"--model.metrics={again}"]):
+    block = again[1:-1]  # the same without the braces of the mapping
+    for layer in (["-c", f"model: {{metrics: {again}}}"], [f"--model.metrics={again}"], ["--model.metrics", block]):
         (name, metric), *others = printed(capsys, *words, *layer)["model"]["metrics"].items()
         assert name == "auroc" and metric["init_args"]["average"] == "macro" and not others
     changed = printed(capsys, *words, "-c", "model: {metrics: {auroc: {thresholds: 5}}}")["model"]["metrics"]
@@ -155,8 +156,10 @@ def test_words_that_name_a_class_become_layers_in_their_place():
     words += ["--a.parts", "[B, {class_path: C}]", "--a.kind=null", "--a.name=B", "--a.kind=[", "--a.kind={lr: 1}"]
     layers = ["{a: {kind: Adam}}", "{a: {kind: {class_path: m.B, init_args: {lr: 1e-3}}}}"]
     layers += ["{a: {parts: [B, {class_path: C}]}}"]
-    expected = ["fit", "-c", layers[0], "--a.kind.lr=1e-3", "-c", layers[1], "-c", layers[2]]
-    assert as_layers(words, ["a.kind", "a.init_args.parts"]) == [*expected, *words[-4:]]
+    expected = ["fit", "-c", layers[0], "--a.kind.lr=1e-3", "-c", layers[1], "-c", layers[2], *words[-4:]]
+    converted = as_layers(words, ["a.kind", "a.init_args.parts"])
+    assert converted[-4:] == words[-4:]
+    assert [yaml.safe_load(word) for word in converted[:-4]] == [yaml.safe_load(word) for word in expected[:-4]]
 
 
 @pytest.mark.parametrize("named", ["--model.optimizer=Adam", "--model.optimizer={class_path: torch.optim.Adam}"])

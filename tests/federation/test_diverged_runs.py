@@ -32,6 +32,11 @@ def test_a_run_that_could_use_updates_is_resumed_also_if_all_later_ones_are_not_
         assert lcfl(*HUGE_RATE, "--method.local_update.steps=1", "--trainer.rounds=3", "--ckpt_path=last").metrics
 
 
+def test_a_run_whose_clients_may_have_left_is_no_error():
+    with pytest.warns(UserWarning, match="clients is not finite"):
+        assert lcfl(*HUGE_RATE, "--data.leavers={0: 1}").metrics
+
+
 def test_summary_of_a_diverged_run_is_valid_json(tmp_path):
     with pytest.warns(UserWarning, match=r"after_local/loss is not finite for \d+ of 20 clients"):
         run = lcfl(*HUGE_RATE, "--method.local_update.steps=1")

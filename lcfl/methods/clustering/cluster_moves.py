@@ -209,8 +209,9 @@ def keep_numbers(state: FederationState, clients: Sequence[int], label_n: Tensor
     """Renumbers new clusters one to one, so that as many clients as possible keep the number of their cluster.
 
     A clustering that forms its clusters anew needs it, because ``state.centres`` is indexed by number: a cluster with
-    another number goes on from another cluster's centre. A cluster that shares no client with an old one gets a number
-    that none of the others has, below K as long as there are any, and then from K on.
+    another number goes on from another cluster's centre. A cluster that shares no client with an old one gets the
+    smallest number that neither another cluster nor a client without a label has. A number from K on is a new cluster,
+    which needs a row in ``state.centres``.
 
     Args:
         state: the state before the new clusters; nothing in it is changed.
@@ -228,10 +229,13 @@ def keep_numbers(state: FederationState, clients: Sequence[int], label_n: Tensor
     for row in range(len(names)):
         own_n = before_n[row_n == row]
         shared[row] = torch.bincount(own_n[own_n >= 0], minlength=state.num_clusters)
-    rows, numbers = linear_sum_assignment(shared.numpy(), maximize=True)
-    number_of = dict(zip(rows.tolist(), numbers.tolist(), strict=True))
-    further = count(state.num_clusters)
-    kept = [number_of[row] if row in number_of else next(further) for row in range(len(names))]
+    pairs = zip(*linear_sum_assignment(shared.numpy(), maximize=True), strict=True)
+    number_of = {int(row): int(number) for row, number in pairs if shared[row, number] > 0}
+    others = torch.ones(len(state.assignment), dtype=torch.bool)
+    others[list(clients)] = False
+    held = {*number_of.values(), *state.assignment[others].tolist()}
+    free = (number for number in count() if number not in held)
+    kept = [number_of[row] if row in number_of else next(free) for row in range(len(names))]
     return torch.tensor(kept, dtype=torch.int64)[row_n]
 
 

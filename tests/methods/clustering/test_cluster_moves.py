@@ -31,3 +31,8 @@ def test_as_many_clients_as_possible_keep_their_number(before, found, kept):
 def test_clients_that_are_not_named_do_not_count():
     labels = keep_numbers(state([0, 0, 0, 1, 1]), [3, 2, 4], torch.tensor([0, 1, 0]))
     assert labels.tolist() == [1, 0, 1]
+
+
+def test_a_new_cluster_does_not_take_the_number_of_clients_that_are_not_named():
+    labels = keep_numbers(state([0, 0, 0, 0, 1, 2]), [0, 1, 2, 3], torch.tensor([0, 0, 1, 1]))
+    assert sorted(labels.unique().tolist()) == [0, 3]
