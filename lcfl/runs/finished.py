@@ -94,8 +94,8 @@ class FinishedRun:
     def local_work(self) -> str:
         """What a client does in a round, as in ``5 steps``; empty if the local update has no such option."""
         local_update = self.settings.get("method", {}).get("local_update", {})
-        amounts = {unit: local_update.get(unit) for unit in ("steps", "epochs")}
-        return " ".join(f"{number} {unit}"[: -1 if number == 1 else None] for unit, number in amounts.items() if number)
+        amounts = {unit: local_update.get(f"{unit}s") for unit in ("step", "epoch")}
+        return " ".join(f"{number} {unit}{'s' * (number != 1)}" for unit, number in amounts.items() if number)
 
     @property
     def code(self) -> Code:

@@ -66,7 +66,7 @@ def main(args: Sequence[str]) -> None:
             "lcfl export, and use it where the samples are."
         )
     lines = _rows(run, options.run, options.model, options.client, options.protocol)
-    rows = chain([next(lines), next(lines)], lines)  # any error occurs before the file is created
+    rows = chain([next(lines), next(lines)], lines)  # errors occur before the file is created
     if options.out is None:
         _write(sys.stdout, rows)
         return

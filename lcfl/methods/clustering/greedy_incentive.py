@@ -254,7 +254,7 @@ def admits(accuracy: float, current: float, best: float, theta: float, margin: f
 
 
 def _take_over(state: FederationState, clients: Sequence[int], groups: Sequence[Sequence[int]]) -> None:
-    """Gives each group the number of the cluster with which it shares most members, and drops empty clusters.
+    """Gives each group the number of its cluster as `keep_numbers` matches them, and drops empty clusters.
 
     Groups that match no cluster are numbered after the existing clusters.
     """
