@@ -25,7 +25,9 @@ from lcfl.models.pulls import NO_PULLS, Pulls
 
 __all__ = ["CompiledEngine", "check_compiled"]
 
-NEEDS_AMX = "in bf16-mixed it needs a processor with AMX, and a layer with 16 inputs and outputs or more"
+NEEDS_BFLOAT16 = (
+    "in bf16-mixed it needs a processor with AMX or AVX512-bf16, and a layer with 16 inputs and outputs or more"
+)
 REPLACED = ("forward", "training_step", "regularizer", "configure_optimizers")  # methods that this engine replaces
 
 
@@ -72,7 +74,7 @@ def check_compiled(
     except kernels.Unavailable as error:
         raise Unsupported(str(error)) from None
     if precision == "bf16-mixed" and not opened.is_in_bfloat16:
-        raise Unsupported(NEEDS_AMX)
+        raise Unsupported(NEEDS_BFLOAT16)
     return program
 
 
@@ -115,7 +117,7 @@ class CompiledEngine(SequentialEngine):
         bfloat16 = fabric.strategy.precision.precision == "bf16-mixed"
         self._kernels, self._program = kernels.load(), kernels.OpenProgram(program.arguments, bfloat16)
         if bfloat16 and not self._program.is_in_bfloat16:  # a rank on another host than the one that chose the engine
-            raise ValueError(f"trainer.engine: got compiled, but {NEEDS_AMX}; use sequential.")
+            raise ValueError(f"trainer.engine: got compiled, but {NEEDS_BFLOAT16}; use sequential.")
         self._descent = _sgd(module)
         self._num_parameters = module.layout.num_parameters
         self._needs_two = program.needs_two

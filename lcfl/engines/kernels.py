@@ -115,7 +115,7 @@ class OpenProgram:
 
     Attributes:
         address: what the kernels take for it, as long as this object lives.
-        is_in_bfloat16: whether any layer does, because this processor has AMX.
+        is_in_bfloat16: whether any layer does, because this processor has the instructions.
 
     Raises:
         Unavailable: if there are no kernels.

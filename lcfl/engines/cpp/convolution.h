@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "bfloat16.h"
 #include "correlation.h"
 #include "descent.h"
-#include "matrix_unit.h"
 #include "program.h"
 #include "vectors.h"
 #include "winograd.h"
@@ -18,7 +18,7 @@ namespace lcfl {
 struct Workspace {  // what all convolutions of a network use in turn
     Memory weight, packed, rows, frame, part, bias, gradient;
     Winograd winograd;
-    MatrixUnit matrix_unit;
+    Bfloat16 bfloat16;
     Vec spare[SUMS];
 };
 
@@ -30,7 +30,7 @@ class Convolution {
         for (Phase& each : phases_) choose_way(each.at);
     }
 
-    bool is_in_bfloat16() const { return phases_[0].at.way == Way::MATRIX_UNIT; }
+    bool is_in_bfloat16() const { return phases_[0].at.way == Way::BFLOAT16; }
 
     // Writes the output. `in` and `out` hold all chunks of a batch, as everywhere in this class.
     template <int V>
@@ -43,8 +43,8 @@ class Convolution {
             const float* weight = weight_of(i, model, space);
             if (at.way == Way::WINOGRAD)
                 return space.winograd.correlate(batch, at, {weight, false}, bias, framed, at.size() * V, out, size);
-            if (at.way == Way::MATRIX_UNIT) {
-                space.matrix_unit.correlate(batch, at, {weight, false}, bias, i > 0, framed, at.size() * V, out, size);
+            if (at.way == Way::BFLOAT16) {
+                space.bfloat16.correlate(batch, at, {weight, false}, bias, i > 0, framed, space.rows, out, size);
                 continue;
             }
             const auto pack_for = [&](int block, float* packed) {
@@ -79,9 +79,9 @@ class Convolution {
             };
             const int64_t size = int64_t(in_.channels) * rows.size() * columns.size() * V;
             Vec* found = is_whole ? back : space.part.of(size * batch.chunks);
-            if (slopes.at.way == Way::MATRIX_UNIT)
-                space.matrix_unit.correlate(batch, slopes.at, {weight, true}, none, false, framed, slopes.at.size() * V,
-                                            found, size);
+            if (slopes.at.way == Way::BFLOAT16)
+                space.bfloat16.correlate(batch, slopes.at, {weight, true}, none, false, framed, space.rows, found,
+                                         size);
             else
                 correlate_chunks<V>(batch, slopes.at, pack_for, none, framed, space, found, size);
             unpack_chunks(batch, slopes.at, found, size, phases_[i].rows.from(rows.begin),
@@ -96,12 +96,6 @@ class Convolution {
         if (first.way == Way::WINOGRAD)
             return space.winograd.weigh(batch, first, framed_input(batch, in, 0, false), first.size() * batch.V, slope,
                                         size, op_.weight, receiver);
-        if (first.way == Way::MATRIX_UNIT) {
-            std::vector<MatrixUnit::Input> inputs;
-            for (size_t i = 0; i < phases_.size(); ++i)
-                inputs.push_back({phases_[i], framed_input(batch, in, i, false)});
-            return space.matrix_unit.weigh(batch, inputs, kernel_size(), slope, size, op_.weight, receiver);
-        }
         const int last = batch.chunks - 1;  // the one chunk that can be packed
         Window slopes = in_chunk(first, batch, last);
         slopes.height = out_.height, slopes.rows = {0, out_.height}, slopes.columns = {0, out_.width};
@@ -122,13 +116,16 @@ class Convolution {
                                                 at.is_packed ? packed : slope + chunk * size});
             }
         }
-        lcfl::weigh(phases, kernel_size(), op_.weight, space.gradient, receiver);
+        if (first.way == Way::BFLOAT16)
+            space.bfloat16.weigh(phases, kernel_size(), op_.weight, receiver);
+        else
+            lcfl::weigh(phases, kernel_size(), op_.weight, space.gradient, receiver);
     }
 
   private:
     void choose_way(Window& at) const {
-        if (bfloat16_ && MatrixUnit::suits(at.channels, at.out_channels))
-            at.way = Way::MATRIX_UNIT;
+        if (bfloat16_ && Bfloat16::suits(at.channels, at.out_channels))
+            at.way = Way::BFLOAT16;
         else if (phases_.size() == 1)
             Winograd::choose(at);
     }

@@ -41,7 +41,7 @@ struct Line {  // in one dimension, pixel t of a frame is pixel first + t step o
     }
 };
 
-enum class Way { DIRECT, WINOGRAD, MATRIX_UNIT };
+enum class Way { DIRECT, WINOGRAD, BFLOAT16 };
 
 struct Window {  // a correlation of frames [channels][height][width] with kernels
     int channels, height, width, kernel_h, kernel_w, out_channels, out_height, out_width;
@@ -59,10 +59,11 @@ struct Window {  // a correlation of frames [channels][height][width] with kerne
     int units() const { return is_packed ? row_vectors() : out_width; }
 };
 
-// Returns the window with the pixels of a chunk. Only the last chunk of a batch can be packed.
+// Returns the window with the pixels of a chunk. Only the last chunk of a batch can be packed. In bfloat16, pixels have
+// an even number of samples, because these are multiplied in pairs.
 inline Window in_chunk(Window at, const Batch& batch, int chunk) {
-    at.is_packed = at.way == Way::DIRECT && batch.in_chunk(chunk) < batch.lanes();
-    at.pixel = at.is_packed ? batch.in_chunk(chunk) : batch.lanes();
+    at.is_packed = at.way != Way::WINOGRAD && batch.in_chunk(chunk) < batch.lanes();
+    at.pixel = at.is_packed ? whole(batch.in_chunk(chunk), at.way == Way::BFLOAT16 ? 2 : 1) : batch.lanes();
     return at;
 }
 
@@ -123,13 +124,10 @@ inline Span inside(int first, int last, int size, Span pixels) {
     return {std::max(0, pixels.begin - last), std::min(size, pixels.end - first)};
 }
 
-inline Span columns_of(const Window& at, int unit, int count) {
-    int first = unit, last = unit + count - 1;
-    if (at.is_packed) {
-        last = std::min(((last + 1) * LANES - 1) / at.pixel, at.out_width - 1);
-        first = std::min(first * LANES / at.pixel, last);
-    }
-    return inside(first, last, at.kernel_w, at.columns);
+// Returns these columns of taps for `count` vectors of a row of the output, from number `vector` on.
+inline Span columns_of(const Window& at, int vector, int count) {
+    const int last = std::min(((vector + count) * LANES - 1) / at.pixel, at.out_width - 1);
+    return inside(std::min(vector * LANES / at.pixel, last), last, at.kernel_w, at.columns);
 }
 
 // A block of CB channels x XB units of out[o][y][x] = bias[o] + sum over taps of w[o][tap] in[tap at y, x], over the
@@ -178,7 +176,7 @@ void correlate_row(const Window& at, int channel, int end, int first, int y, con
     const Span rows = inside(y, y, at.kernel_h, at.rows);
     for (int x = 0; x < units; x += XB) {
         const int left = std::min(x, units - XB);
-        const Span columns = columns_of(at, left, XB);
+        const Span columns = columns_of(at, left * V, XB * V);
         const float* from = in + int64_t(y) * at.width * at.pixel + int64_t(left) * V * LANES;
         Vec* to = out + first * plane + (int64_t(y) * units + left) * V;
         if (valid == CB) {

@@ -27,7 +27,7 @@ extern "C" {
 void* lcfl_open(const Op* ops, int32_t num_ops, const Value* values, int32_t num_values, int32_t input, int32_t output,
                 int32_t bfloat16) {
     return unless_short_of_memory<void*>(nullptr, [=] {
-        return new Program(ops, num_ops, values, num_values, input, output, bfloat16 && MatrixUnit::exists());
+        return new Program(ops, num_ops, values, num_values, input, output, bfloat16 && Bfloat16::exists());
     });
 }
 

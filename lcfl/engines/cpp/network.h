@@ -14,13 +14,15 @@
 #include "normalisation.h"
 #include "pooling.h"
 #include "program.h"
+#include "tiles.h"
 #include "vectors.h"
 
 namespace lcfl {
 
 class Program {
   public:
-    // With `bfloat16`, wide convolutions and linear layers round their factors to it if there is a matrix unit.
+    // With `bfloat16`, wide convolutions and linear layers round their factors to it if the processor has the
+    // instructions.
     Program(const Op* ops, int num_ops, const Value* values, int num_values, int input, int output, bool bfloat16)
         : ops_(ops, ops + num_ops),
           shapes_(values, values + num_values),
@@ -37,7 +39,7 @@ class Program {
                 in_bfloat16_.push_back(convolutions_.back()->is_in_bfloat16());
             else
                 in_bfloat16_.push_back(op.kind == LINEAR && bfloat16 &&
-                                       MatrixUnit::suits(int(from.size()), int(to.size())));
+                                       Bfloat16::suits(int(from.size()), int(to.size())));
         }
     }
 
@@ -53,7 +55,7 @@ class Program {
         const int64_t classes = shapes_[output_].size();
         if (std::any_of(labels, labels + samples, [=](int64_t label) { return label < 0 || label >= classes; }))
             return -1;
-        const MatrixUnit::InUse tiles(is_in_bfloat16());
+        const TilesInUse tiles(is_in_bfloat16());
         batch_ = Batch(samples);
         masks_ = masks;
         const int64_t size = shapes_[input_].size();
@@ -80,7 +82,7 @@ class Program {
 
     // Writes the class scores [samples][classes] of the network in evaluation mode.
     void scores(const float* model, float* buffers, const float* inputs, int64_t samples, float* result) {
-        const MatrixUnit::InUse tiles(is_in_bfloat16());
+        const TilesInUse tiles(is_in_bfloat16());
         const int64_t size = shapes_[input_].size(), classes = shapes_[output_].size();
         for (int64_t begin = 0; begin < samples; begin += batch_.samples) {
             batch_ = Batch(std::min<int64_t>(2 * LANES, samples - begin));
@@ -107,9 +109,8 @@ class Program {
         const int64_t in_size = chunk_size(op.input), out_size = chunk_size(op.output);
         if (op.kind == CONV) return convolutions_[number]->forward<V>(batch_, model, in, workspace_, out);
         if (op.kind == LINEAR && in_bfloat16_[number])
-            return workspace_.matrix_unit.correlate(batch_, MatrixUnit::linear(int(from.size()), int(to.size())),
-                                                    {model + op.weight, false}, op.bias < 0 ? nullptr : model + op.bias,
-                                                    false, in, in_size, out, out_size);
+            return workspace_.bfloat16.connect(batch_, model + op.weight, int(from.size()), int(to.size()),
+                                               op.bias < 0 ? nullptr : model + op.bias, in, out);
         if (op.kind == DROPOUT && training) read_mask(number);
         if (op.kind == BATCH_NORM)
             return batch_norm(op, from, batch_, model, buffers, training, in, out,
@@ -198,8 +199,8 @@ class Program {
             settle(op.input, back);
         }
         if (op.kind == LINEAR && in_bfloat16_[number])
-            workspace_.matrix_unit.outer(batch_, in, rise, int(shapes_[op.input].size()), int(to.size()), op.weight,
-                                         receiver);
+            workspace_.bfloat16.outer(batch_, in, rise, int(shapes_[op.input].size()), int(to.size()), op.weight,
+                                      receiver);
         else if (op.kind == LINEAR)
             connect_weights<V>(op, in, rise, receiver);
         if (op.kind == CONV) convolutions_[number]->weigh(batch_, in, rise, workspace_, receiver);
@@ -218,8 +219,8 @@ class Program {
                                    weights, biases);
         if (op.kind == CONV) return convolutions_[number]->backward<V>(batch_, model, rise, workspace_, back);
         if (op.kind == LINEAR && in_bfloat16_[number])
-            return workspace_.matrix_unit.connect_back(batch_, model + op.weight, int(from.size()), int(to.size()),
-                                                       rise, back);
+            return workspace_.bfloat16.connect_back(batch_, model + op.weight, int(from.size()), int(to.size()), rise,
+                                                    back);
         if (op.kind == GROUP_NORM)  // its chunks add to these parts of the gradient
             for (float* part : {weights, biases})
                 if (part) std::fill_n(part, from.channels, 0.0f);

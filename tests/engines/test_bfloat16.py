@@ -1,5 +1,6 @@
 """In bf16-mixed, the compiled engine computes what autograd computes with factors that are rounded to bfloat16."""
 
+import shlex
 from functools import partial
 from itertools import pairwise
 
@@ -58,7 +59,7 @@ EXACT, ROUNDED = (nn.Conv2d, nn.Linear), (RoundedConv2d, RoundedLinear)
 
 
 def convolved(kinds, before, after, kernel, padding, stride=1):
-    """Returns a network with a convolution between two layers that are too narrow for the matrix unit."""
+    """Returns a network with a convolution between two layers that are too narrow for bfloat16."""
     conv, _ = kinds
     layers = nn.Conv2d(3, before, 1), nn.ReLU(), conv(before, after, kernel, stride, padding), nn.Flatten()
     embedding = nn.Sequential(*layers)
@@ -83,15 +84,15 @@ def narrow():
 
 
 @pytest.fixture(scope="module")
-def amx():
-    """Skips a test if the processor has no AMX."""
+def bfloat16():
+    """Skips a test if the processor has neither AMX nor AVX512-bf16."""
     try:
         check_compiled(FederatedModule(wide, SGD), data_of(SHAPE, 4).dataset.spec, precision="bf16-mixed")
     except Unsupported as reason:
         pytest.skip(str(reason))
 
 
-HERE = pytest.mark.usefixtures("amx")
+HERE = pytest.mark.usefixtures("bfloat16")
 
 
 @HERE
@@ -132,6 +133,17 @@ def test_gradients_and_scores_are_those_of_rounded_factors(network, settings, si
 def assert_near(actual, expected, what):
     """Few factors are rounded to another number because autograd adds in another order."""
     assert float((actual - expected).abs().max()) < 2e-3 * float(expected.abs().max()), what
+
+
+@HERE
+@pytest.mark.skipif("amx_bf16" not in kernels._processor(), reason="all other tests are without AMX here")
+def test_without_amx_they_are_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", shlex.join([*kernels.compiler_command(), "-mno-amx-bf16"]))
+    monkeypatch.setattr(kernels, "load", kernels.load.__wrapped__)
+    for size in (10, 33):
+        test_gradients_and_scores_are_those_of_rounded_factors(convolved, (17, 48, (2, 5), (1, 2), (3, 2)), size)
+        test_gradients_and_scores_are_those_of_rounded_factors(connected, (2, 33, 50, 17), size)
 
 
 @HERE
@@ -185,5 +197,7 @@ def test_without_it_bf16_mixed_is_sequential(monkeypatch):
     monkeypatch.setattr(kernels.OpenProgram, "__init__", lambda self, *_: setattr(self, "is_in_bfloat16", False))
     data = data_of(SHAPE, 8)
     assert choose_engine("auto", FederatedModule(wide, SGD), data, "cpu", "bf16-mixed") == "sequential"
-    with pytest.raises(ValueError, match=r"got compiled, but in bf16-mixed it needs a processor with AMX"):
+    with pytest.raises(
+        ValueError, match=r"got compiled, but in bf16-mixed it needs a processor with AMX or AVX512-bf16"
+    ):
         choose_engine("compiled", FederatedModule(wide, SGD), data, "cpu", "bf16-mixed")
