@@ -181,7 +181,7 @@ class Bfloat16 {
         const int tops = tiles_in(any.out_channels), depth = whole(any.channels, DEPTH) / DEPTH;
         std::vector<int64_t> begins = {0};  // of the images in inputs_
         for (const Image& each : images)
-            begins.push_back(begins.back() + int64_t(depth) * each.at.height * SIDE * pair_row(each.at));
+            begins.push_back(begins.back() + int64_t(depth) * each.at.height * SIDE * row_of_pairs(each.at));
         Vec* inputs = inputs_.of(begins.back() + 1);  // the last row is read in whole vectors
         for (size_t i = 0; i < images.size(); ++i) pair_channels(images[i].at, images[i].in, inputs + begins[i]);
         for (int top = 0; top < tops; top += 2) {
@@ -238,20 +238,31 @@ class Bfloat16 {
         }
     }
 
-    // Returns the vectors from one pair of channels to the next. A power of two would crowd a few sets of the cache.
-    static int64_t pair_row(const Window& at) { return whole(at.width * at.pixel, LANES) / LANES | 1; }
+    struct Steps {
+        int64_t sample;  // from one to the next, for the same pair of channels
+        int64_t pair;    // vectors from one pair of channels to the next
+    };
 
-    // to: [input channels / 32][height][16 pairs][pair_row] vectors of [16 samples][2]
+    // Returns the vectors of a row. A power of two would crowd a few sets of the cache.
+    static int64_t row_of_pairs(const Window& at) { return whole(at.width * at.pixel, LANES) / LANES | 1; }
+
+    // A unit is a tile, but units of a packed row may begin with any sample.
+    static Steps steps_of(const Window& at) { return at.is_packed ? Steps{1, row_of_pairs(at)} : Steps{SIDE, 1}; }
+
+    // to: [input channels / 32][height] rows of 16 pairs of channels
     static void pair_channels(const Window& at, const float* in, Vec* to) {
         const int64_t row = int64_t(at.width) * at.pixel, channel = at.height * row;
+        const Steps steps = steps_of(at);
         for (int first = 0; first < at.channels; first += DEPTH)
-            for (int y = 0; y < at.height; ++y)
-                for (int c = first; c < first + DEPTH; c += 2, to += pair_row(at)) {
+            for (int y = 0; y < at.height; ++y, to += SIDE * row_of_pairs(at))
+                for (int pair = 0; pair < SIDE; ++pair) {
+                    const int c = first + 2 * pair;
                     const float *even = in + c * channel + y * row, *odd = even + channel;
-                    for (int64_t i = 0; i * LANES < row; ++i)
-                        to[i] = c >= at.channels       ? Vec{}
-                                : c + 1 >= at.channels ? paired(loaded(even + i * LANES), Vec{})
-                                                       : paired(loaded(even + i * LANES), loaded(odd + i * LANES));
+                    Vec* next = to + pair * steps.pair;
+                    for (int64_t i = 0; i < row; i += LANES, next += steps.sample)
+                        *next = c >= at.channels       ? Vec{}
+                                : c + 1 >= at.channels ? paired(loaded(even + i), Vec{})
+                                                       : paired(loaded(even + i), loaded(odd + i));
                 }
     }
 
@@ -266,7 +277,8 @@ class Bfloat16 {
     void correlate_block(const Window& at, int top, int y, int unit, bool more, const Vec* inputs, Vec* out) {
         const int area = at.kernel_h * at.kernel_w, depth = whole(at.channels, DEPTH) / DEPTH;
         const int count = std::min(M * SIDE, at.out_channels - top * SIDE);
-        const int64_t plane = at.plane(), pair = pair_row(at);
+        const int64_t plane = at.plane();
+        const Steps steps = steps_of(at);
         const Tile* kernels = tiles(kernels_, 0);
         Vec* to = out + top * SIDE * plane + int64_t(y) * at.row_vectors() + unit;
         const Sums there{to, to + 1, to + SIDE * plane, to + SIDE * plane + 1, plane};
@@ -276,20 +288,23 @@ class Bfloat16 {
         if (more && !is_whole)
             for (int o = 0; o < count; ++o) std::copy_n(to + o * plane, N, spare + o * N);
         const Span rows = inside(y, y, at.kernel_h, at.rows), columns = columns_of(at, unit, N);
+        const int64_t row = SIDE * LANES * row_of_pairs(at), next = LANES * steps.sample,
+                      shift = at.pixel * steps.sample;
+        const float* first = reinterpret_cast<const float*>(inputs) + y * row + unit * next;
         const auto factors = [&](auto add) {
-            for (int d = 0; d < depth; ++d)
+            for (int d = 0; d < depth; ++d) {
+                const int pairs = pairs_in(at.channels - d * DEPTH);
                 for (int ky = rows.begin; ky < rows.end; ++ky) {
                     const Tile* weights = kernels + d * area + ky * at.kernel_w;
-                    const Vec* row = inputs + (int64_t(d) * at.height + y + ky) * SIDE * pair + unit;
-                    for (int kx = columns.begin; kx < columns.end; ++kx) {
-                        const float* from = reinterpret_cast<const float*>(row) + kx * at.pixel;
-                        add(weights + kx, weights + kx + depth * area, from, from + LANES,
-                            pairs_in(at.channels - d * DEPTH));
-                    }
+                    const float* from = first + (int64_t(d) * at.height + ky) * row;
+                    for (int kx = columns.begin; kx < columns.end; ++kx)
+                        add(weights + kx, weights + kx + depth * area, from + kx * shift, from + kx * shift + next,
+                            pairs);
                 }
+            }
         };
         const Sums &sums = is_whole ? there : aside, begin{biases, biases, biases + SIDE, biases + SIDE};
-        accumulate<M, N>(more ? sums : begin, sums, pair, factors);
+        accumulate<M, N>(more ? sums : begin, sums, steps.pair, factors);
         for (int o = 0; o < count && !is_whole; ++o) std::copy_n(spare + o * N, N, to + o * plane);
     }
 
