@@ -96,7 +96,7 @@ HERE = pytest.mark.usefixtures("bfloat16")
 
 
 @HERE
-@pytest.mark.parametrize("size", [1, 7, 16, 17, 32, 33, 70])
+@pytest.mark.parametrize("size", [1, 7, 15, 17, 31, 32, 33, 70])
 @pytest.mark.parametrize(
     ("network", "settings"),
     [
@@ -105,7 +105,7 @@ HERE = pytest.mark.usefixtures("bfloat16")
         (convolved, (48, 20, 1, 0)),
         (convolved, (32, 32, 5, 2)),
         (convolved, (33, 64, (2, 4), (0, 3))),
-        (convolved, (64, 17, (7, 6), 0)),  # a single pixel
+        (convolved, (64, 33, (7, 6), 0)),  # a single pixel, and two groups of output channels
         (convolved, (20, 40, (1, 6), 0)),  # pixels below one another
         (convolved, (16, 40, 3, 1, 2)),
         (convolved, (33, 17, 1, 0, 2)),

@@ -1,12 +1,12 @@
 // Convolutions and linear layers with factors in bfloat16 and sums in float32, as products of tiles (tiles.h). For an
 // output, k counts input channels, m output channels and n samples, and the products of all taps are added up in one
-// tile. For the gradient of the weights, k counts samples, and n input channels.
+// tile. For the gradient of the weights, k counts samples, and n input channels. For the gradient of a linear layer's
+// input, k counts outputs, m samples and n inputs.
 
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <type_traits>
 #include <vector>
@@ -57,7 +57,7 @@ class Bfloat16 {
     void weigh(const std::vector<PhaseParts>& phases, int kernel_size, int64_t weight, Receiver& receiver) {
         const Window& any = phases[0].chunks[0].at;
         const int tops = tiles_in(any.out_channels), sides = tiles_in(any.channels);
-        const int size = sides * kernel_size / any.channels;  // tiles of sums for 16 output channels
+        const int size = sides * (kernel_size / any.channels);  // tiles of sums for 16 output channels
         const int group = std::max(2, NEAR / SIDE / size / 2 * 2);
         const std::vector<Pairs> pairs = pair(phases);
         Tile* sums = tiles(sums_, int64_t(std::min(group, tops)) * size);
@@ -91,7 +91,7 @@ class Bfloat16 {
         correlate(images, {weight, false}, bias, false);
     }
 
-    // back[i] = sum over o of w[o][i] slope[o]. Reads a run of one row of weights after the other.
+    // back[i] = sum over o of w[o][i] slope[o]. Reads the weights in runs of a row, row by row.
     void connect_back(const Batch& batch, const float* weight, int inputs, int outputs, const Vec* slope, Vec* back) {
         const int sides = tiles_in(inputs), depth = whole(outputs, DEPTH) / DEPTH, V = batch.V;
         Tile* slopes = tiles(slopes_, int64_t(depth) * V * batch.chunks);
@@ -174,7 +174,7 @@ class Bfloat16 {
     static int tiles_in(int channels) { return whole(channels, SIDE) / SIDE; }
     static Tile* tiles(Memory& memory, int64_t number) { return reinterpret_cast<Tile*>(memory.of(number * SIDE)); }
 
-    // ---- Outputs. A unit is a vector of a row. ----
+    // ---- Outputs ----
 
     void correlate(const std::vector<Image>& images, const Kernels& kernels, const float* bias, bool more) {
         const Window& any = images[0].at;
@@ -190,9 +190,9 @@ class Bfloat16 {
             for (size_t i = 0; i < images.size(); ++i) {
                 const Window& at = images[i].at;
                 for (int y = 0; y < at.out_height; ++y)
-                    for (int unit = 0; unit < at.row_vectors(); unit += 2)
-                        with_numbers(top + 1 < tops, unit + 1 < at.row_vectors(), [&](auto m, auto n) {
-                            correlate_block<m, n>(at, top, y, unit, more, inputs + begins[i], images[i].out);
+                    for (int vector = 0; vector < at.row_vectors(); vector += 2)
+                        with_numbers(top + 1 < tops, vector + 1 < at.row_vectors(), [&](auto m, auto n) {
+                            correlate_block<m, n>(at, top, y, vector, more, inputs + begins[i], images[i].out);
                         });
             }
         }
@@ -203,7 +203,7 @@ class Bfloat16 {
         const int depth = whole(at.channels, DEPTH) / DEPTH, area = at.kernel_h * at.kernel_w;
         const int rows = std::min(tops * SIDE, at.out_channels - first * SIDE);
         Tile* to = tiles(kernels_, int64_t(tops) * depth * area);
-        if (rows < tops * SIDE) std::fill_n(to[(tops - 1) * depth * area].rows, SIDE * depth * area, Vec{});
+        if (rows < tops * SIDE) std::fill_n(to + (tops - 1) * depth * area, depth * area, Tile{});
         const auto put = [=](int m, int d, int tap, Vec values) {
             to[(m / SIDE * depth + d) * area + tap].rows[m % SIDE] = values;
         };
@@ -238,15 +238,15 @@ class Bfloat16 {
         }
     }
 
-    struct Steps {
-        int64_t sample;  // from one to the next, for the same pair of channels
-        int64_t pair;    // vectors from one pair of channels to the next
+    struct Steps {       // vectors
+        int64_t vector;  // from 16 samples of a row to the next 16
+        int64_t pair;    // from one pair of channels to the next
     };
 
     // Returns the vectors of a row. A power of two would crowd a few sets of the cache.
     static int64_t row_of_pairs(const Window& at) { return whole(at.width * at.pixel, LANES) / LANES | 1; }
 
-    // A unit is a tile, but units of a packed row may begin with any sample.
+    // A row is one tile after the other, but if it is packed, one pair after the other: a factor may begin anywhere.
     static Steps steps_of(const Window& at) { return at.is_packed ? Steps{1, row_of_pairs(at)} : Steps{SIDE, 1}; }
 
     // to: [input channels / 32][height] rows of 16 pairs of channels
@@ -259,7 +259,7 @@ class Bfloat16 {
                     const int c = first + 2 * pair;
                     const float *even = in + c * channel + y * row, *odd = even + channel;
                     Vec* next = to + pair * steps.pair;
-                    for (int64_t i = 0; i < row; i += LANES, next += steps.sample)
+                    for (int64_t i = 0; i < row; i += LANES, next += steps.vector)
                         *next = c >= at.channels       ? Vec{}
                                 : c + 1 >= at.channels ? paired(loaded(even + i), Vec{})
                                                        : paired(loaded(even + i), loaded(odd + i));
@@ -272,25 +272,25 @@ class Bfloat16 {
         for (int o = top * SIDE; o < (top + 2) * SIDE; ++o) *to++ = fill(bias && o < at.out_channels ? bias[o] : 0);
     }
 
-    // Computes M x 16 channels of N units of a row.
+    // Computes M x 16 channels of N vectors of a row.
     template <int M, int N>
-    void correlate_block(const Window& at, int top, int y, int unit, bool more, const Vec* inputs, Vec* out) {
+    void correlate_block(const Window& at, int top, int y, int vector, bool more, const Vec* inputs, Vec* out) {
         const int area = at.kernel_h * at.kernel_w, depth = whole(at.channels, DEPTH) / DEPTH;
         const int count = std::min(M * SIDE, at.out_channels - top * SIDE);
         const int64_t plane = at.plane();
         const Steps steps = steps_of(at);
         const Tile* kernels = tiles(kernels_, 0);
-        Vec* to = out + top * SIDE * plane + int64_t(y) * at.row_vectors() + unit;
+        Vec* to = out + top * SIDE * plane + int64_t(y) * at.row_vectors() + vector;
         const Sums there{to, to + 1, to + SIDE * plane, to + SIDE * plane + 1, plane};
         Vec *biases = biases_.of(0), *spare = spare_.of(4 * SIDE);  // for channels beyond the last one
         const Sums aside{spare, spare + 1, spare + SIDE * N, spare + SIDE * N + 1, N};
         const bool is_whole = count == M * SIDE;
         if (more && !is_whole)
             for (int o = 0; o < count; ++o) std::copy_n(to + o * plane, N, spare + o * N);
-        const Span rows = inside(y, y, at.kernel_h, at.rows), columns = columns_of(at, unit, N);
-        const int64_t row = SIDE * LANES * row_of_pairs(at), next = LANES * steps.sample,
-                      shift = at.pixel * steps.sample;
-        const float* first = reinterpret_cast<const float*>(inputs) + y * row + unit * next;
+        const Span rows = inside(y, y, at.kernel_h, at.rows), columns = columns_of(at, vector, N);
+        const int64_t row = SIDE * LANES * row_of_pairs(at), next = LANES * steps.vector,
+                      shift = at.pixel * steps.vector;
+        const float* first = reinterpret_cast<const float*>(inputs) + y * row + vector * next;
         const auto factors = [&](auto add) {
             for (int d = 0; d < depth; ++d) {
                 const int pairs = pairs_in(at.channels - d * DEPTH);
@@ -394,8 +394,8 @@ class Bfloat16 {
         const int size = at.height * at.width * at.pixel;
         for (int first = 0; first < at.channels; first += SIDE) {
             for (int begin = 0; begin < size; begin += DEPTH, to += SIDE) {
-                const auto read = [=](int c, int begin) -> Vec {
-                    return c < at.channels ? some(in + int64_t(c) * size + begin, size - begin) : Vec{};
+                const auto read = [=](int c, int from) -> Vec {
+                    return c < at.channels ? some(in + int64_t(c) * size + from, size - from) : Vec{};
                 };
                 Vec pairs[LANES];
                 for (int i = 0; i < SIDE; ++i)

@@ -148,7 +148,8 @@ class Convolution {
     // pass of this batch has done that.
     const Vec* framed_input(const Batch& batch, const Vec* in, size_t phase, bool now) {
         const Window& at = phases_[phase].at;
-        const bool is_whole = phases_.size() == 1 && at.height == in_.height && at.width == in_.width;
+        const bool is_whole = phases_.size() == 1 && at.rows.size() == at.height && at.columns.size() == at.width &&
+                              at.height == in_.height && at.width == in_.width;
         if (is_whole && !in_chunk(at, batch, batch.chunks - 1).is_packed) return in;
         int64_t begin = 0, end = 0;
         for (size_t i = 0; i < phases_.size(); ++i) {

@@ -3,7 +3,8 @@
 // A convolution with strides is the sum of correlations without strides, one for each phase of its input (`Phase`).
 //
 // A row of pixels is computed as one vector after another. So a chunk with idle lanes is packed first: the samples of a
-// pixel follow those of the pixel before it, and only the end of a row has idle lanes.
+// pixel follow those of the pixel before it. Only the end of a row has idle lanes then, and in bfloat16, a pixel with
+// an odd number of samples.
 
 #pragma once
 
@@ -47,7 +48,7 @@ struct Window {  // a correlation of frames [channels][height][width] with kerne
     int channels, height, width, kernel_h, kernel_w, out_channels, out_height, out_width;
     Span rows, columns;  // of a frame that are not zeros
     Way way = Way::DIRECT;
-    int pixel = 0;  // numbers from one pixel to the next: all lanes, or only the samples of a packed chunk
+    int pixel = 0;  // numbers from one pixel to the next: all lanes, or those that a packed chunk needs
     bool is_packed = false;
 
     int taps() const { return channels * kernel_h * kernel_w; }

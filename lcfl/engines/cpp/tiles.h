@@ -53,6 +53,12 @@ inline Vec paired(Vec a, Vec b) {
     return (Vec)_mm512_permutexvar_epi16(_mm512_load_si512(order), (__m512i)joined(a, b));
 }
 
+// `accumulate` adds products to M x N tiles of sums. It reads the sums from a place, or begins with zeros if that is
+// empty, and writes them to another. `factors` calls a function with the factors of each product: left ones for the
+// upper and the lower sums, right ones for the left and the right sums, and the pair of factors from which on the left
+// ones are zeros (AMX multiplies those, too). The rows of a right factor are `row` vectors apart, and it may begin at
+// any number.
+
 #ifdef LCFL_MATRIX_UNIT
 
 // Returns whether the system lets this process use the tiles.
@@ -86,6 +92,7 @@ class TilesInUse {  // of this thread, while it uses them
 
 template <int M, int N>
 inline void load(const Sums& from) {
+    asm volatile("" ::: "memory");  // the compiler does not know that a tile is read from memory
     if (!from.first) {
         _tile_zero(0);
         if constexpr (N == 2) _tile_zero(1);
@@ -93,7 +100,6 @@ inline void load(const Sums& from) {
         if constexpr (M == 2 && N == 2) _tile_zero(3);
         return;
     }
-    asm volatile("" ::: "memory");  // the compiler does not know that a tile is read from memory
     const int64_t row = from.row * sizeof(Vec);
     _tile_loadd(0, from.first, row);
     if constexpr (N == 2) _tile_loadd(1, from.beside, row);
@@ -126,10 +132,6 @@ inline void multiply(const Tile* a, const Tile* below, const void* b, const void
     }
 }
 
-// Adds products to M x N tiles of sums. Reads the sums from a place, or begins with zeros if it is empty, and writes
-// them to another. `factors` calls a function with the factors of each product: left ones for the upper and the lower
-// sums, right ones for the left and the right sums, and how many pairs of factors are not zeros. The rows of a right
-// factor are `row` vectors apart, and it may begin at any number.
 template <int M, int N, class Factors>
 inline void accumulate(const Sums& from, const Sums& to, int64_t row, Factors factors) {
     load<M, N>(from);
@@ -141,7 +143,9 @@ inline void accumulate(const Sums& from, const Sums& to, int64_t row, Factors fa
 
 #else
 
-// sum[m][n] += left[m] right[n], for each lane
+inline bool has_tiles() { return true; }
+
+// sum[m][n] += sum over pairs of left[m][pair] right[pair][n], of both factors of a pair
 template <int ROWS, int N>
 inline void multiply(Vec (&sum)[ROWS][N], const Vec* left, const void* const (&right)[2], int64_t row, int pairs) {
     for (int pair = 0; pair < pairs; ++pair) {
@@ -155,7 +159,7 @@ inline void multiply(Vec (&sum)[ROWS][N], const Vec* left, const void* const (&r
     }
 }
 
-// See above. Goes through the factors once for each 16 vectors of sums, which stay in registers.
+// Goes through the factors once for each 16 vectors of sums, which stay in registers.
 template <int M, int N, class Factors>
 inline void accumulate(const Sums& from, const Sums& to, int64_t row, Factors factors) {
     constexpr int ROWS = SIDE / N;
@@ -178,14 +182,6 @@ inline void accumulate(const Sums& from, const Sums& to, int64_t row, Factors fa
 #endif
 
 #ifndef LCFL_MATRIX_UNIT
-
-inline bool has_tiles() {
-#ifdef LCFL_TILES
-    return true;
-#else
-    return false;
-#endif
-}
 
 struct TilesInUse {
     explicit TilesInUse(bool) {}
