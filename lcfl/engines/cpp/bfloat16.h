@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 #include <vector>
 
@@ -97,9 +96,7 @@ class Bfloat16 {
         Tile* slopes = tiles(slopes_, int64_t(depth) * V * batch.chunks);
         for (int chunk = 0; chunk < batch.chunks; ++chunk)
             turn_slopes(outputs, V, slope + int64_t(chunk) * outputs * V, slopes + int64_t(chunk) * depth * V);
-        const int64_t size = int64_t(sides) * V * batch.chunks;
-        Tile* sums = tiles(sums_, size);
-        std::memset(static_cast<void*>(sums), 0, sizeof(Tile) * size);
+        Tile* sums = tiles(sums_, int64_t(sides) * V * batch.chunks);
         Tile* weights = tiles(kernels_, RUN / SIDE);
         for (int d = 0; d < depth; ++d)
             for (int begin = 0; begin < inputs; begin += RUN) {
@@ -109,8 +106,8 @@ class Bfloat16 {
                     with_numbers(V == 2, side + 1 < tiles_in(end), [&](auto m, auto n) {
                         for (int chunk = 0; chunk < batch.chunks; ++chunk)
                             back_of<m, n>(slopes + (int64_t(chunk) * depth + d) * V, weights + side - begin / SIDE,
-                                          pairs_in(outputs - d * DEPTH), sums + int64_t(chunk) * V * sides + side,
-                                          sides);
+                                          pairs_in(outputs - d * DEPTH), d > 0,
+                                          sums + int64_t(chunk) * V * sides + side, sides);
                     });
             }
         for (int chunk = 0; chunk < batch.chunks; ++chunk, back += int64_t(inputs) * V)
@@ -462,11 +459,12 @@ class Bfloat16 {
         }
     }
 
-    // sums[v][n] += slopes[v] times the weights of 32 outputs and of the inputs in tile n
+    // sums[v][n] = slopes[v] times the weights of 32 outputs and of the inputs in tile n, or with `more`, adds them
     template <int M, int N>
-    static void back_of(const Tile* slopes, const Tile* weights, int pairs, Tile* sums, int64_t apart) {
+    static void back_of(const Tile* slopes, const Tile* weights, int pairs, bool more, Tile* sums, int64_t apart) {
         const Sums all{sums->rows, sums[1].rows, sums[apart].rows, sums[apart + 1].rows};
-        accumulate<M, N>(all, all, 1, [=](auto add) { add(slopes, slopes + 1, weights, weights + 1, pairs); });
+        accumulate<M, N>(more ? all : Sums{}, all, 1,
+                         [=](auto add) { add(slopes, slopes + 1, weights, weights + 1, pairs); });
     }
 
     Memory kernels_, inputs_, biases_, spare_, slopes_, sums_, row_;
