@@ -130,17 +130,17 @@ def runs_of(
     for engine_name in ENGINES:
         module = FederatedModule(make, SGD, cut=cut)
         try:
-            choose_engine(engine_name, module, data, "cpu", precision)
+            chosen = choose_engine(engine_name, module, data, "cpu", precision)
         except ValueError:
             continue
-        engine, model = make_engine(engine_name, fabric, module, data), module.initial_model(0)
+        engine, model = make_engine(chosen, fabric, module, data), module.initial_model(0)
         runs[engine_name] = partial(_add_run, engine.run_optimizer, model, torch.zeros_like(model))
     inputs, targets = data.samples.batch(np.arange(len(data.samples)), torch.device("cpu"))
     for channels_last in (False, True)[: 1 + (inputs.dim() == 4)]:
         runs["loop, channels_last" if channels_last else "loop"] = Loop(
             make(), inputs, targets, channels_last, precision
         )
-    return runs, choose_engine("auto", FederatedModule(make, SGD, cut=cut), data, "cpu", precision)
+    return runs, choose_engine("auto", FederatedModule(make, SGD, cut=cut), data, "cpu", precision).name
 
 
 def _add_run(run: Callable, model: Tensor, total: Tensor, batches: Sequence[np.ndarray]) -> None:

@@ -32,7 +32,7 @@ from lcfl import models as networks
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Tensors
 from lcfl.data.partition import IID
-from lcfl.engines import kernels, make_engine
+from lcfl.engines import ChosenEngine, choose_engine, kernels, make_engine
 
 NETWORKS = {
     "lenet 1x28x28": (partial(networks.LeNet5, in_channels=1, image_size=28, padding=2), (1, 28, 28)),
@@ -80,10 +80,11 @@ def main(args: Sequence[str] | None = None) -> dict[str, dict[str, float]]:
         network, shape = NETWORKS[name]
         data, fabric = data_of(shape), Fabric(accelerator="cpu", devices=1)
         module = FederatedModule(network, partial(torch.optim.SGD, lr=0.01))
-        engines = {"sequential": make_engine("sequential", fabric, module, data)}
+        engines = {"sequential": make_engine(ChosenEngine("sequential"), fabric, module, data)}
         for label, flag in flags.items():
             with compiled_with(flag):
-                engines[label] = make_engine("compiled", fabric, FederatedModule(network), data)
+                chosen = choose_engine("compiled", module, data, "cpu", "32-true")
+                engines[label] = make_engine(chosen, fabric, FederatedModule(network), data)
         model, batch = module.initial_model(0), np.arange(BATCH)
         taken: dict[str, list[float]] = {label: [] for label in engines}
         for turn in range(options.turns + 1):

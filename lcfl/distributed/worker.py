@@ -27,7 +27,7 @@ from lcfl.distributed.client_deadline import ClientDeadline, ClientTookTooLong
 from lcfl.distributed.client_output import ClientOutputError, ClientTimeoutError, check_output, check_payload
 from lcfl.distributed.faulty_client import as_sent
 from lcfl.distributed.tasks import Failure, TrainingResult, TrainingTask
-from lcfl.engines import EngineName, SequentialEngine, make_engine
+from lcfl.engines import ChosenEngine, SequentialEngine, make_engine
 from lcfl.methods.local.batch_order import samples_per_epoch
 from lcfl.methods.local.training import LocalData, LocalOutput
 from lcfl.methods.method import Method
@@ -93,7 +93,7 @@ class Worker:
         data: a federated data module that has been set up.
         method: the method, whose local update and exchange are used here.
         seed: the run's seed.
-        engine: the name of the engine that trains.
+        engine: the engine that trains.
         max_steps: cuts every local run after so many steps.
         deadline: limits the seconds that a client's work may take; none if not given.
     """
@@ -105,7 +105,7 @@ class Worker:
         data: FederatedDataModule,
         method: Method,
         seed: int,
-        engine: EngineName = "sequential",
+        engine: ChosenEngine = ChosenEngine("sequential"),  # noqa: B008 - it cannot change
         max_steps: int | None = None,
         deadline: ClientDeadline | None = None,
     ) -> None:

@@ -101,6 +101,7 @@ class CompiledEngine(SequentialEngine):
         module: one that `check_compiled` accepts.
         samples: the pool that batches are gathered from; the worker sets it to what the client sees.
         shape: the shape of one input of the network.
+        program: what `check_compiled` returned.
         max_steps: cuts every local run after so many steps (``trainer.fast_dev_run``).
     """
 
@@ -110,10 +111,10 @@ class CompiledEngine(SequentialEngine):
         module: FederatedModule,
         samples: Samples,
         shape: Sequence[int],
+        program: Program,
         max_steps: int | None = None,
     ) -> None:
         super().__init__(fabric, module, samples, max_steps)
-        program = trace(module.network, shape, module.layout)
         bfloat16 = fabric.strategy.precision.precision == "bf16-mixed"
         self._kernels, self._program = kernels.load(), kernels.OpenProgram(program.arguments, bfloat16)
         if bfloat16 and not self._program.is_in_bfloat16:  # a rank on another host than the one that chose the engine

@@ -1,6 +1,7 @@
 """Selection of the engine that trains a module."""
 
 import logging
+from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from lightning.fabric import Fabric
@@ -11,12 +12,27 @@ from lcfl.engines.compiled import CompiledEngine, check_compiled
 from lcfl.engines.forward_graph import Unsupported
 from lcfl.engines.sequential import SequentialEngine
 from lcfl.engines.stacked import StackedEngine, check_stacked
+from lcfl.engines.tracing import Program
 from lcfl.models.module import FederatedModule
 
-__all__ = ["EngineName", "choose_engine", "make_engine"]
+__all__ = ["ChosenEngine", "EngineName", "choose_engine", "make_engine"]
 
 LOGGER = logging.getLogger(__name__)
 EngineName = Literal["sequential", "compiled", "stacked"]
+
+
+@dataclass(frozen=True)
+class ChosenEngine:
+    """The engine of a run.
+
+    Attributes:
+        name: its name.
+        program: the program of the module that `compiled` trains. It is traced before ranks are forked, because a trace
+            in a rank would copy memory that they share.
+    """
+
+    name: EngineName
+    program: Program | None = None
 
 
 def choose_engine(
@@ -26,7 +42,7 @@ def choose_engine(
     device: str,
     precision: str,
     advice: str = "use auto or sequential",
-) -> EngineName:
+) -> ChosenEngine:
     """Returns the named engine, or the one that ``auto`` takes.
 
     ``auto`` takes ``compiled`` on a CPU and ``stacked`` on a GPU if it trains the module as it is defined, and else
@@ -50,34 +66,38 @@ def choose_engine(
     tried = wanted if wanted != "auto" else "compiled" if device == "cpu" else "stacked"
     try:
         if tried == "compiled":
-            check_compiled(module, data.dataset.spec, device, precision)
-        elif tried == "stacked":
+            return ChosenEngine("compiled", check_compiled(module, data.dataset.spec, device, precision))
+        if tried == "stacked":
             check_stacked(module, data.dataset.spec, precision)
     except Unsupported as reason:
         if wanted != "auto":
             raise ValueError(f"trainer.engine: got {wanted}, but {reason}; {advice}.") from None
         # A warning reaches standard error from Python, too, where the logger has no handler.
         LOGGER.warning("Engine sequential, because %s does not suit this run: %s.", tried, reason)
-        return "sequential"
-    return cast(EngineName, tried)
+        return ChosenEngine("sequential")
+    return ChosenEngine(cast(EngineName, tried))
 
 
 def make_engine(
-    name: EngineName, fabric: Fabric, module: FederatedModule, data: FederatedDataModule, max_steps: int | None = None
+    chosen: ChosenEngine,
+    fabric: Fabric,
+    module: FederatedModule,
+    data: FederatedDataModule,
+    max_steps: int | None = None,
 ) -> SequentialEngine:
     """Makes the engine of a rank.
 
     Args:
-        name: what `choose_engine` returned.
+        chosen: what `choose_engine` returned.
         fabric: device and precision of the rank.
         module: network, loss and optimizer; the engine trains in it.
         data: a data module that has been set up.
         max_steps: cuts every local run after so many steps.
     """
     spec = data.dataset.spec
-    if name == "compiled":
-        return CompiledEngine(fabric, module, data.samples, spec.shape, max_steps)
-    if name == "stacked":
+    if chosen.program is not None:
+        return CompiledEngine(fabric, module, data.samples, spec.shape, chosen.program, max_steps)
+    if chosen.name == "stacked":
         longest = min(data.batch_size, int(data.population.sizes.max()))  # of all batches
         return StackedEngine(fabric, module, data.samples, spec, longest, max_steps)
     return SequentialEngine(fabric, module, data.samples, max_steps)

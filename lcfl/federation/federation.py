@@ -14,7 +14,7 @@ from lcfl.distributed.launch import LostRankError, gradients_on, launch, one_at_
 from lcfl.distributed.meeting import check_meeting
 from lcfl.distributed.placement import Placement, resolve_placement
 from lcfl.distributed.transport import Transport
-from lcfl.engines import EngineName, choose_engine
+from lcfl.engines import ChosenEngine, choose_engine
 from lcfl.federation.checks import check_method, check_parts, number_of_clients
 from lcfl.federation.effects import (
     warn_of_idle_clusterings,
@@ -30,6 +30,7 @@ from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
 from lcfl.runs import checkpoint, checkpoint_lookup
 from lcfl.runs.result import Run
+from lcfl.runs.user_code import user_code
 from lcfl.server.schedule import Schedule
 
 __all__ = ["Federation"]
@@ -201,6 +202,7 @@ class Federation(Settings):
                 module=model,
                 data=datamodule,
                 method=method,
+                code=user_code(),
                 ckpt_path=wanted,
                 resumed=resumed,
                 transport=transport,
@@ -258,7 +260,7 @@ class Federation(Settings):
             evaluate_models=self.evaluate_models,
         )
 
-    def _engine(self, model: FederatedModule, datamodule: FederatedDataModule, resumed: Path | None) -> EngineName:
+    def _engine(self, model: FederatedModule, datamodule: FederatedDataModule, resumed: Path | None) -> ChosenEngine:
         """Returns the engine of the local runs. With ``auto`` a resumed run keeps the engine that it had."""
         engine, advice = self.engine, "use auto or sequential"
         if resumed is not None and engine == "auto":

@@ -27,7 +27,7 @@ from lcfl.distributed.spread_client_store import SpreadClientStore
 from lcfl.distributed.stop_flag import StopFlag
 from lcfl.distributed.transport import Transport
 from lcfl.distributed.worker import Worker
-from lcfl.engines import EngineName
+from lcfl.engines import ChosenEngine
 from lcfl.federation.run_files import write_description, write_summary
 from lcfl.federation.settings import Settings
 from lcfl.federation.trial import check_batches, check_targets
@@ -37,7 +37,7 @@ from lcfl.runs import checkpoint, checkpoint_lookup
 from lcfl.runs.checkpoint_schema import Expected
 from lcfl.runs.directory import RunDirectory, run_versions
 from lcfl.runs.identity import describe, describe_module, differences, needed_for
-from lcfl.runs.user_code import changed_modules, user_code
+from lcfl.runs.user_code import Code, changed_modules
 from lcfl.server.evaluation import evaluated_metrics
 from lcfl.server.loggers import fit_logged, forget_from
 from lcfl.server.schedule import Schedule
@@ -60,6 +60,7 @@ class Session:
         module: network, loss, optimizer.
         data: the data module, which each rank sets up.
         method: the four parts.
+        code: the user's code. A forked rank that searched all modules for it would copy the memory that they share.
         ckpt_path: the option of that name.
         resumed: the checkpoint that it stood for before launch; None for a new run.
         transport: the way to clients that are machines of their own; None plays all clients on the ranks.
@@ -69,11 +70,12 @@ class Session:
 
     settings: Settings
     schedule: Schedule
-    engine: EngineName
+    engine: ChosenEngine
     stage: Literal["fit", "val", "test"]
     module: FederatedModule
     data: FederatedDataModule
     method: Method
+    code: Code
     ckpt_path: str | None
     resumed: Path | None
     transport: Transport | None = None
@@ -294,14 +296,14 @@ class Session:
             "clients_per_round": self.schedule.clients_per_round,
             "client_dropout": self.schedule.client_dropout,
             **({} if self.settings.max_update_norm is None else {"max_update_norm": self.settings.max_update_norm}),
-            "engine": self.engine,
+            "engine": self.engine.name,
             "precision": self.settings.precision,
             "model": describe_module(self.module),
             "init_from": self.module.initial_fingerprint,
             **({} if (frozen := self.module.frozen_fingerprint) is None else {"frozen": frozen}),
             "method": self.method,
             "callbacks": [each for each in self.settings.all_callbacks if each.shapes_result],
-            "code": user_code(),
+            "code": self.code,
         }
         description: dict[str, Any] = describe(identity)
         return description

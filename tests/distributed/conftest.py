@@ -23,7 +23,7 @@ def with_hosts(on_ranks, apart):
 
     def session(fabric, flag, function):
         data, module = loaded(blobs(4)), blobs_module()
-        worker = Worker(fabric, module, data, lcfed(), 0, "sequential")
+        worker = Worker(fabric, module, data, lcfed(), 0)
         ranks = Ranks(fabric, worker.run_all, flag)
         with ranks:
             if not fabric.is_global_zero:

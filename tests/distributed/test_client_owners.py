@@ -292,7 +292,7 @@ def test_a_stop_on_any_host_reaches_the_server(on_ranks, apart):
 
     def session(fabric, flag):
         own = StopFlag()  # ranks that were not forked do not share their flags
-        worker = Worker(fabric, blobs_module(), loaded(blobs(4)), lcfed(), 0, "sequential")
+        worker = Worker(fabric, blobs_module(), loaded(blobs(4)), lcfed(), 0)
         if fabric.global_rank == 1:
             own._shared.fill_(15)
         with Ranks(fabric, worker.run_all, own) as ranks:

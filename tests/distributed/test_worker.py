@@ -14,6 +14,7 @@ from lcfl.core.messages import Downlink
 from lcfl.data.views import Relabelling, View
 from lcfl.distributed.tasks import Failure, TrainingTask
 from lcfl.distributed.worker import ScoringTask, Worker, measure
+from lcfl.engines import ChosenEngine
 from lcfl.methods.local import LocalTraining
 from lcfl.models import MLP, SplitNetwork
 from lcfl.models.module import FederatedModule
@@ -30,7 +31,9 @@ def noisy():
 def worker(module=None, method=None, seed=0, train=TRAIN, engine="sequential"):
     module = module or FederatedModule(noisy, partial(torch.optim.SGD, lr=0.5))
     data = dealt(INPUTS, TARGETS, train, test=TEST)
-    return Worker(Fabric(accelerator="cpu", devices=1), module, data, method or alone(steps=2), seed, engine)
+    return Worker(
+        Fabric(accelerator="cpu", devices=1), module, data, method or alone(steps=2), seed, ChosenEngine(engine)
+    )
 
 
 START = FederatedModule(noisy).initial_model(0)

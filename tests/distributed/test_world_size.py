@@ -8,6 +8,7 @@ import torch
 from lcfl.distributed.connections import Connection, NetworkConnection
 from lcfl.distributed.ranks import Ranks
 from lcfl.distributed.worker import Worker
+from lcfl.engines import ChosenEngine
 from lcfl.federation.session import Session, Settings
 from lcfl.server.schedule import Schedule
 from tests.helpers import builders
@@ -63,9 +64,9 @@ def test_ranks_that_have_chosen_another_engine_use_the_servers(tmp_path, on_rank
             (tmp_path / f"rank{fabric.global_rank}").write_text(type(self.engine).__name__)
 
     def work(fabric, flag):
-        engine = ("stacked", "sequential")[fabric.global_rank]
+        engine = ChosenEngine(("stacked", "sequential")[fabric.global_rank])
         settings = Settings(rounds=1, logger=False, enable_progress_bar=False, default_root_dir=tmp_path, name="run")
-        session = Session(settings, Schedule(1, 4, 0), engine, "fit", blobs_module(), blobs(), fedavg(), None, None)
+        session = Session(settings, Schedule(1, 4, 0), engine, "fit", blobs_module(), blobs(), fedavg(), {}, None, None)
         return session(fabric, flag)
 
     monkeypatch.setattr("lcfl.federation.session.Worker", Noting)

@@ -6,17 +6,17 @@ from itertools import pairwise
 
 import pytest
 import torch
-from lightning.fabric import Fabric
 from torch import nn
 from torch.nn.grad import conv2d_input, conv2d_weight
 
-from lcfl.engines import choose_engine, kernels, make_engine
+from lcfl.engines import choose_engine, kernels
 from lcfl.engines.compiled import check_compiled
 from lcfl.engines.forward_graph import Unsupported
 from lcfl.engines.tracing import trace
 from lcfl.models import SplitNetwork
 from lcfl.models.module import FederatedModule
 from tests.engines.pairs import batches_of, data_of
+from tests.helpers.builders import named_engine
 
 SHAPE = (3, 7, 6)
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -119,9 +119,9 @@ HERE = pytest.mark.usefixtures("bfloat16")
 def test_gradients_and_scores_are_those_of_rounded_factors(network, settings, size):
     data = data_of(SHAPE)
     module = FederatedModule(partial(network, ROUNDED, *settings), SGD)
-    expected = make_engine("sequential", Fabric(accelerator="cpu", devices=1), module, data)
+    expected = named_engine("sequential", module, data)
     module = FederatedModule(partial(network, EXACT, *settings), SGD)
-    actual = make_engine("compiled", Fabric(accelerator="cpu", devices=1, precision="bf16-mixed"), module, data)
+    actual = named_engine("compiled", module, data, "bf16-mixed")
     model = module.initial_model(3)
     (batch,) = batches_of(0, [size])
     one, other = (engine.gradient(model, batch) for engine in (expected, actual))
@@ -149,9 +149,7 @@ def test_without_amx_they_are_the_same(tmp_path, monkeypatch):
 @HERE
 def test_training_and_gradient_take_the_same_step():
     data = data_of(SHAPE)
-    engine = make_engine(
-        "compiled", Fabric(accelerator="cpu", devices=1, precision="bf16-mixed"), FederatedModule(wide, SGD), data
-    )
+    engine = named_engine("compiled", FederatedModule(wide, SGD), data, "bf16-mixed")
     model = engine.module.initial_model(3)
     (batch,) = batches_of(0, [20])
     stepped = engine.run_optimizer(model, [batch]).model
@@ -171,8 +169,8 @@ def normalised():
 @pytest.mark.parametrize("value", [1.0, torch.nan])
 def test_a_gradient_does_not_depend_on_what_was_trained_before(network, value):
     """In a batch of 40, the last vector of samples is idle. Here it held those of a batch of 64."""
-    data, fabric = data_of(SHAPE), Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
-    fresh, used = (make_engine("compiled", fabric, FederatedModule(network, SGD), data) for _ in range(2))
+    data = data_of(SHAPE)
+    fresh, used = (named_engine("compiled", FederatedModule(network, SGD), data, "bf16-mixed") for _ in range(2))
     model = fresh.module.initial_model(3)
     larger, batch = batches_of(0, [64, 40])
     used.gradient(model * value, larger)
@@ -189,14 +187,14 @@ def test_other_layers_and_32_true_stay_in_float32():
 @HERE
 def test_auto_takes_it_in_bf16_mixed_only_for_wide_layers():
     data = data_of(SHAPE, 8)
-    assert choose_engine("auto", FederatedModule(wide, SGD), data, "cpu", "bf16-mixed") == "compiled"
-    assert choose_engine("auto", FederatedModule(narrow, SGD), data, "cpu", "bf16-mixed") == "sequential"
+    assert choose_engine("auto", FederatedModule(wide, SGD), data, "cpu", "bf16-mixed").name == "compiled"
+    assert choose_engine("auto", FederatedModule(narrow, SGD), data, "cpu", "bf16-mixed").name == "sequential"
 
 
 def test_without_it_bf16_mixed_is_sequential(monkeypatch):
     monkeypatch.setattr(kernels.OpenProgram, "__init__", lambda self, *_: setattr(self, "is_in_bfloat16", False))
     data = data_of(SHAPE, 8)
-    assert choose_engine("auto", FederatedModule(wide, SGD), data, "cpu", "bf16-mixed") == "sequential"
+    assert choose_engine("auto", FederatedModule(wide, SGD), data, "cpu", "bf16-mixed").name == "sequential"
     with pytest.raises(
         ValueError, match=r"got compiled, but in bf16-mixed it needs a processor with AMX or AVX512-bf16"
     ):

@@ -8,11 +8,10 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from lightning.fabric import Fabric
 from torch import nn
 
 from lcfl.data.views import View, ViewedSamples
-from lcfl.engines import CompiledEngine, SequentialEngine, kernels, make_engine
+from lcfl.engines import CompiledEngine, SequentialEngine, kernels
 from lcfl.methods.local.least_loss import least_loss
 from lcfl.methods.local.training import LocalData
 from lcfl.models import ResNet9, SplitNetwork
@@ -20,6 +19,7 @@ from lcfl.models.module import FederatedModule
 from lcfl.models.pulls import Pulls
 from tests.engines.networks import NETWORKS, SHAPE, Dropping, Inner, Normal, Plain, Scratch
 from tests.engines.pairs import data_of, near
+from tests.helpers.builders import named_engine
 
 SIZES = (1, 7, 16, 17, 32, 33, 70)
 TOLERANCE = {"rtol": 2e-5, "atol": 1e-5}  # autograd alone is off by 4e-6 on some processors
@@ -27,11 +27,10 @@ TOLERANCE = {"rtol": 2e-5, "atol": 1e-5}  # autograd alone is off by 4e-6 on som
 
 def engines(network, shape, optimizer=None, number=160, **options):
     """Makes both engines on the same data, each with its own module."""
-    data, fabric = data_of(shape, number), Fabric(accelerator="cpu", devices=1)
+    data = data_of(shape, number)
     optimizer = optimizer or partial(torch.optim.SGD, lr=0.1)
     return tuple(
-        make_engine(name, fabric, FederatedModule(network, optimizer, **options), data)
-        for name in ("sequential", "compiled")
+        named_engine(name, FederatedModule(network, optimizer, **options), data) for name in ("sequential", "compiled")
     )
 
 

@@ -68,7 +68,7 @@ def test_a_failed_build_names_the_reason_and_leaves_no_files(fresh, tmp_path, mo
 def test_without_a_compiler_auto_is_sequential_and_compiled_is_refused(fresh, tmp_path, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert choose_engine("auto", blobs_module(), blobs(), "cpu", "32-true") == "sequential"
+    assert choose_engine("auto", blobs_module(), blobs(), "cpu", "32-true").name == "sequential"
     with pytest.raises(ValueError, match=r"trainer.engine: got compiled, but there is no C\+\+ compiler"):
         choose_engine("compiled", blobs_module(), blobs(), "cpu", "32-true")
 
@@ -86,7 +86,7 @@ def test_error_for_a_user_without_a_home_names_xdg_cache_home(fresh, monkeypatch
 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(kernels.Path, "home", homeless)
-    assert choose_engine("auto", blobs_module(), blobs(), "cpu", "32-true") == "sequential"
+    assert choose_engine("auto", blobs_module(), blobs(), "cpu", "32-true").name == "sequential"
     with pytest.raises(kernels.Unavailable, match=r"no folder to keep its kernels in .* set XDG_CACHE_HOME"):
         kernels.load()
 

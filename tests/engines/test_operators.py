@@ -8,11 +8,11 @@ import torch
 from lightning.fabric import Fabric
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lcfl.engines import CompiledEngine, StackedEngine
+from lcfl.engines import StackedEngine
 from lcfl.models import LeNet5, ResNet9
 from lcfl.models.module import FederatedModule
 from lcfl.models.pulls import NO_PULLS, Pulls
-from tests.helpers.builders import dealt, engine
+from tests.helpers.builders import dealt, engine, named_engine
 
 # Operators in addition to those of a plain loop over ready batches. The operators of the loop are counted here, too,
 # because they depend on torch's version: 87 a step of LeNet-5 with 2.15. Lower the numbers if you make a run cheaper.
@@ -130,7 +130,7 @@ def test_a_compiled_step_uses_torch_only_for_its_batch_and_calls_the_kernels_onc
     """It gathers inputs and targets, and one call computes the gradient and updates all parameters."""
     module = FederatedModule(make_network, partial(torch.optim.SGD, lr=0.01), cluster_weight=0.1, global_weight=0.1)
     data, start = dealt(torch.zeros(64, 1, 28, 28), torch.arange(64) % 10, [range(64)]), module.initial_model(0)
-    compiled = CompiledEngine(Fabric(accelerator="cpu", devices=1), module, data.samples, (1, 28, 28))
+    compiled = named_engine("compiled", module, data)
     compiled._kernels = calls = CountedCalls(compiled._kernels)
     pulls = Pulls(start, start[: module.layout.num_embedding])
 

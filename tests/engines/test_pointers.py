@@ -6,14 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from lightning.fabric import Fabric
 
 from lcfl.data.datasets import Tensors
 from lcfl.data.partition import IID
-from lcfl.engines import CompiledEngine
 from lcfl.methods.local import Pulls
 from lcfl.models.module import FederatedModule
-from tests.helpers.builders import Normed, blobs, loaded
+from tests.helpers.builders import Normed, blobs, loaded, named_engine
 
 BATCH = np.arange(6)
 
@@ -24,7 +22,7 @@ def engine(buffer_policy="average"):
     )
     inputs = torch.randn(16, 2, generator=torch.Generator().manual_seed(0))
     data = loaded(blobs(2, dataset=Tensors((inputs, torch.arange(16) % 2)), partition=IID(), protocols=["own_split"]))
-    return CompiledEngine(Fabric(accelerator="cpu", devices=1), module, data.samples, (2,))
+    return named_engine("compiled", module, data)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from lightning.fabric import Fabric
 from torch import nn
 
 from lcfl.data.augmentation import CropAndFlip
 from lcfl.data.spec import SampleSpec
-from lcfl.engines import make_engine
 from lcfl.engines.stacked import _bytes_for_clients, check_stacked
 from lcfl.models import CNN, MLP
 from lcfl.models.module import FederatedModule
@@ -37,6 +35,7 @@ from tests.engines.pairs import (
     stacked_pair,
     train,
 )
+from tests.helpers.builders import named_engine
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -344,7 +343,7 @@ def test_a_run_without_a_batch_is_refused_and_the_others_go_on():
             return str(error)
 
     data = data_of((7,))
-    compiled = make_engine("compiled", Fabric(accelerator="cpu", devices=1), FederatedModule(Inner), data)
+    compiled = named_engine("compiled", FederatedModule(Inner), data)
     engines = *stacked_pair(Inner, (7,), partial(torch.optim.SGD, lr=0.01), data=data), compiled
     expected, *others = ([found for found, _ in each] for each in both(engines, task))
     refused = [each.pop(2) for each in (expected, *others)]

@@ -84,7 +84,7 @@ def test_compiled_says_that_it_takes_classes_alone(task):
     module = make()
     with pytest.raises(Unsupported, match=r"the loss is|the targets are not classes|torch\.float32"):
         check_compiled(module, data.dataset.spec)
-    assert choose_engine("auto", module, data, "cpu", "32-true") == "sequential"
+    assert choose_engine("auto", module, data, "cpu", "32-true").name == "sequential"
     with pytest.raises(ValueError, match=r"trainer\.engine: got compiled, but"):
         choose_engine("compiled", module, data, "cpu", "32-true")
 

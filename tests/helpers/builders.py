@@ -16,7 +16,7 @@ from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Synthetic, Tensors
 from lcfl.data.partition import IID, Pathological
 from lcfl.data.population import Population
-from lcfl.engines import SequentialEngine
+from lcfl.engines import SequentialEngine, choose_engine, make_engine
 from lcfl.federation.federation import Federation
 from lcfl.methods.aggregation import ClusterMean, GlobalMean, NoAggregation, NormalisedMean, ServerDynamics
 from lcfl.methods.clustering import LowRankCosine, RefreshedLowRankCosine
@@ -339,6 +339,11 @@ def fit(module, data, method, root, rounds=1, clients_per_round=1.0, callbacks=(
 def engine(module, data, max_steps=None, precision="32-true"):
     fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
     return SequentialEngine(fabric, module, data.samples, max_steps)
+
+
+def named_engine(name, module, data, precision="32-true"):
+    fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
+    return make_engine(choose_engine(name, module, data, "cpu", precision), fabric, module, data)
 
 
 # states

@@ -7,13 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from lcfl.engines import make_engine
 from lcfl.engines.vmapped import VmappedModule
 from lcfl.models import Layout, SplitNetwork
 from lcfl.models.frozen import frozen_layers, set_trainable
 from lcfl.models.module import FederatedModule
 from lcfl.models.pulls import Pulls
-from tests.helpers.builders import Normed, Pretrained, blobs, engine, linear, loaded
+from tests.helpers.builders import Normed, Pretrained, blobs, engine, linear, loaded, named_engine
 
 NAMES = ["adapter.weight", "adapter.bias", "decision.weight", "decision.bias"]
 
@@ -211,7 +210,7 @@ def results(name, network, cut):
     data = loaded(blobs())
     options = {"cut": cut, "cluster_weight": 0.3, "global_weight": 0.7}
     module = FederatedModule(network, partial(torch.optim.SGD, lr=0.1, momentum=0.5), **options)
-    made = make_engine(name, engine(module, data).fabric, module, data)
+    made = named_engine(name, module, data)
     start, direction = torch.linspace(-1, 1, module.layout.size), torch.linspace(0, 1, module.layout.size)
     pulls, batches = Pulls(start.flip(0), torch.ones(module.layout.num_embedding)), [np.arange(8), np.arange(8, 16)]
 

@@ -162,7 +162,7 @@ def checked(data: Path, app: Path, client: int | None = None) -> Iterator[str]:
         if spec["columns"]:
             yield f"columns, in the order that all nodes must have: {abbreviated(spec['columns'])}"
         yield from (f"{name}: {len(indices[place])} samples" for name, indices in sets.items())
-        yield f"engine: {node.engine}"
+        yield f"engine: {node.engine.name}"
         yield "network, loss, metrics and data fit together"
 
 
