@@ -5,14 +5,15 @@ import json
 import pytest
 import torch
 import yaml
+from lightning.fabric import Fabric
 
-from lcfl.engines import choose_engine
+from lcfl.engines import CompiledEngine, choose_engine, make_engine
 from lcfl.models import ResNet9
 from lcfl.models.module import FederatedModule
 from lcfl.runs import checkpoint, checkpoint_lookup
 from tests.engines.networks import NETWORKS
 from tests.engines.pairs import data_of
-from tests.helpers.builders import blobs, blobs_module
+from tests.helpers.builders import blobs, blobs_module, loaded
 from tests.helpers.commandline import CONFIGS
 from tests.helpers.fits import fit, newest_run, newest_state, rows
 
@@ -112,6 +113,15 @@ def test_auto_takes_the_compiled_engine_on_a_cpu(network, shape, batch_size):
     data = data_of(shape, 8)
     data.batch_size = batch_size
     assert choose_engine("auto", FederatedModule(network), data, "cpu", "32-true").name == "compiled"
+
+
+def test_a_rank_does_not_trace_the_network_again(monkeypatch):
+    """A trace would copy memory that forked ranks share."""
+    module, data = blobs_module(), loaded(blobs())
+    chosen = choose_engine("compiled", module, data, "cpu", "32-true")
+    monkeypatch.delattr("lcfl.engines.compiled.trace")
+    engine = make_engine(chosen, Fabric(accelerator="cpu", devices=1), module, data)
+    assert type(engine) is CompiledEngine
 
 
 def test_auto_takes_the_stacked_engine_on_a_gpu_only():
