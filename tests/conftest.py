@@ -93,6 +93,14 @@ def pictures():
         yield
 
 
+@pytest.fixture(autouse=True)
+def handlers_of_signals_stay():
+    """Refuses a test after which Ctrl-C would do something else."""
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    yield
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
 @pytest.fixture
 def deadline():
     """Turns a hang into a failure by killing all children and raising a TimeoutError in the test."""

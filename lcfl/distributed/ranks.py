@@ -42,7 +42,7 @@ class Ranks:
     Args:
         fabric: a launched Fabric.
         run: carries out tasks on this rank and returns their results in the same order.
-        flag: this process's stop flag, which is installed here; `stop_signal` combines the flags of all ranks.
+        flag: this process's stop flag; `stop_signal` combines the flags of all ranks.
 
     Attributes:
         hosts: the numbers of the ranks of each host.
@@ -70,7 +70,6 @@ class Ranks:
             peers = own[1:] if self.is_first else own[:1]
             kind = SharedMemoryConnection if can_share_memory() else NetworkConnection
             self._links = [kind(peer, group) for peer in peers]
-        flag.install()  # all ranks have met, so from now on a signal means a stop after the round
 
     @property
     def is_first(self) -> bool:

@@ -104,6 +104,7 @@ class Session:
         )
         worker = Worker(fabric, self.module, self.data, self.method, settings.seed, engine, max_steps, deadline)
         ranks = Ranks(fabric, worker.run_all, flag)
+        flag.install()  # all ranks have met, so from now on a signal means a stop after the round
         if not ranks.is_first:
             result: dict[str, Any] | None = ranks.serve()
             return result

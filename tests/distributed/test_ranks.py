@@ -130,8 +130,9 @@ def test_a_signal_on_any_rank_reaches_the_server(on_ranks):
 
 def test_the_servers_own_signal_counts(on_ranks):
     def work(fabric, flag):
-        ranks = Ranks(fabric, None, StopFlag())
+        ranks = Ranks(fabric, None, flag)
         before = ranks.stop_signal
+        flag.install()
         signal.raise_signal(signal.SIGINT)
         return before, ranks.stop_signal
 

@@ -1,5 +1,6 @@
 """Onboarding: which cluster a newcomer joins by which rule, what it costs, and that nothing else changes."""
 
+import signal
 from functools import partial
 
 import numpy as np
@@ -321,6 +322,18 @@ def test_newcomers_train_where_gradients_are_switched_off(joined, context):
     with context():
         found = onboard(saved.path, module, data, fedavg(steps=5), 5, "cpu")
     assert found.evaluation.summary() == expected.evaluation.summary()
+
+
+def test_a_signal_ends_onboarding_at_once(joined, monkeypatch):
+    """Unlike a run, it has no rounds after which it could stop."""
+    data, module, saved, _ = joined("fedavg")
+    monkeypatch.setattr(onboarding.Onboarding, "add", lambda self, client: signal.raise_signal(signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background ignores SIGINT
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            onboard(saved.path, module, data, METHODS["fedavg"](), 5, "cpu")
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_run_without_newcomers_is_refused(tmp_path):
