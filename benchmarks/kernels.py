@@ -84,7 +84,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, dict[str, float]]:
         for label, flag in flags.items():
             with compiled_with(flag):
                 chosen = choose_engine("compiled", module, data, "cpu", "32-true")
-                engines[label] = make_engine(chosen, fabric, FederatedModule(network), data)
+                engines[label] = make_engine(chosen, fabric, module, data)
         model, batch = module.initial_model(0), np.arange(BATCH)
         taken: dict[str, list[float]] = {label: [] for label in engines}
         for turn in range(options.turns + 1):

@@ -96,9 +96,10 @@ def pictures():
 @pytest.fixture(autouse=True)
 def handlers_of_signals_stay():
     """Refuses a test after which Ctrl-C would do something else."""
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    after = {number: signal.signal(number, handler) for number, handler in before.items()}
+    assert after == before
 
 
 @pytest.fixture

@@ -104,8 +104,9 @@ def launch(fabric: Fabric, function: Callable[..., Any], *args: Any) -> Any:
     guarded = _Guarded(function, flag, errors, os.getpid())
     environ = dict(os.environ)
     with handlers_kept(), one_thread(), quiet():
-        # Ranks that were started elsewhere first have to meet (`Ranks`). Until then, one of them may wait for another
-        # that has failed, in a call that no Python handler interrupts. The signal that is sent then must end it.
+        # Ranks that were started elsewhere first have to meet, and then `Session` installs their flags. Until then, one
+        # of them may wait for another that has failed, in a call that no Python handler interrupts. The signal that is
+        # sent then must end it.
         if launcher is None or start_method is not None:
             flag.install()
         if start_method == "fork":  # otherwise the first full collection in a rank would copy all memory that it shares

@@ -21,14 +21,14 @@ LOGGER = logging.getLogger(__name__)
 EngineName = Literal["sequential", "compiled", "stacked"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ChosenEngine:
     """The engine of a run.
 
     Attributes:
         name: its name.
-        program: the program of the module that `compiled` trains. It is traced before ranks are forked, because a trace
-            in a rank would copy memory that they share.
+        program: what `compiled` computes; None for the other engines. It is traced before ranks are forked, because a
+            trace in a rank would copy memory that they share.
     """
 
     name: EngineName
@@ -95,7 +95,8 @@ def make_engine(
         max_steps: cuts every local run after so many steps.
     """
     spec = data.dataset.spec
-    if chosen.program is not None:
+    if chosen.name == "compiled":
+        assert chosen.program is not None, "choose_engine traces it"
         return CompiledEngine(fabric, module, data.samples, spec.shape, chosen.program, max_steps)
     if chosen.name == "stacked":
         longest = min(data.batch_size, int(data.population.sizes.max()))  # of all batches

@@ -182,11 +182,13 @@ class Federation(Settings):
             precision=cast(Precision, self.precision),
             callbacks=[*method.clustering, *self.all_callbacks],
         )
-        if transport is None and placement.strategy in ("auto", "ddp_fork"):  # forked ranks share the data loaded here
+        code = None
+        if transport is None and placement.strategy in ("auto", "ddp_fork"):  # forked ranks share what is loaded here
             datamodule.prepare_data()
             datamodule.setup(stage)
             check_batches(model, datamodule, method.local_update)  # ranks that are not forked check after their setup
             check_targets(model, datamodule)
+            code = user_code()
         if method.exchange.transforms:
             full = method.exchange.full_participation
             num_uploads = schedule.most_uploads(self.seed, datamodule.remaining_clients, self.rounds, full)
@@ -202,9 +204,9 @@ class Federation(Settings):
                 module=model,
                 data=datamodule,
                 method=method,
-                code=user_code(),
                 ckpt_path=wanted,
                 resumed=resumed,
+                code=code,
                 transport=transport,
                 held_file=held_file,
             )

@@ -37,7 +37,7 @@ from lcfl.runs import checkpoint, checkpoint_lookup
 from lcfl.runs.checkpoint_schema import Expected
 from lcfl.runs.directory import RunDirectory, run_versions
 from lcfl.runs.identity import describe, describe_module, differences, needed_for
-from lcfl.runs.user_code import Code, changed_modules
+from lcfl.runs.user_code import Code, changed_modules, user_code
 from lcfl.server.evaluation import evaluated_metrics
 from lcfl.server.loggers import fit_logged, forget_from
 from lcfl.server.schedule import Schedule
@@ -60,9 +60,9 @@ class Session:
         module: network, loss, optimizer.
         data: the data module, which each rank sets up.
         method: the four parts.
-        code: the user's code. A forked rank that searched all modules for it would copy the memory that they share.
         ckpt_path: the option of that name.
         resumed: the checkpoint that it stood for before launch; None for a new run.
+        code: the user's code, if ranks are forked: a rank that searched all modules for it would copy shared memory.
         transport: the way to clients that are machines of their own; None plays all clients on the ranks.
         held_file: where a rank 0 that is another process writes what callbacks hold after `fit`; None for nowhere.
         caller: the process that made the session.
@@ -75,9 +75,9 @@ class Session:
     module: FederatedModule
     data: FederatedDataModule
     method: Method
-    code: Code
     ckpt_path: str | None
     resumed: Path | None
+    code: Code | None = None
     transport: Transport | None = None
     held_file: Path | None = None
     caller: int = field(default_factory=os.getpid)
@@ -304,7 +304,7 @@ class Session:
             **({} if (frozen := self.module.frozen_fingerprint) is None else {"frozen": frozen}),
             "method": self.method,
             "callbacks": [each for each in self.settings.all_callbacks if each.shapes_result],
-            "code": self.code,
+            "code": user_code() if self.code is None else self.code,
         }
         description: dict[str, Any] = describe(identity)
         return description

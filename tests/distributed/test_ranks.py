@@ -132,7 +132,6 @@ def test_the_servers_own_signal_counts(on_ranks):
     def work(fabric, flag):
         ranks = Ranks(fabric, None, flag)
         before = ranks.stop_signal
-        flag.install()
         signal.raise_signal(signal.SIGINT)
         return before, ranks.stop_signal
 

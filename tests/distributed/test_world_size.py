@@ -66,7 +66,7 @@ def test_ranks_that_have_chosen_another_engine_use_the_servers(tmp_path, on_rank
     def work(fabric, flag):
         engine = ChosenEngine(("stacked", "sequential")[fabric.global_rank])
         settings = Settings(rounds=1, logger=False, enable_progress_bar=False, default_root_dir=tmp_path, name="run")
-        session = Session(settings, Schedule(1, 4, 0), engine, "fit", blobs_module(), blobs(), fedavg(), {}, None, None)
+        session = Session(settings, Schedule(1, 4, 0), engine, "fit", blobs_module(), blobs(), fedavg(), None, None)
         return session(fabric, flag)
 
     monkeypatch.setattr("lcfl.federation.session.Worker", Noting)
