@@ -70,8 +70,9 @@ def peers(pythons: dict[str, str], threads: int | None) -> list[Entry]:
 @contextlib.contextmanager
 def started(entries: Sequence[Entry], task: Task) -> Iterator[list[Runner]]:
     """Starts the processes of the entries one by one. An entry that cannot run is left out unless it is lcfl."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the contexts end the processes
     with contextlib.ExitStack() as stack:
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # the contexts end the processes
+        stack.callback(signal.signal, signal.SIGTERM, before)
         runners = []
         for entry in entries:
             try:
