@@ -3,6 +3,7 @@
 Legend: P parameters and Q buffer entries in a model's flat vector, B batch size.
 """
 
+import copy
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -19,6 +20,7 @@ from lcfl.engines.sequential import SequentialEngine, check_steps
 from lcfl.engines.tracing import Program, trace
 from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
 from lcfl.methods.local.sgd import sgd_settings
+from lcfl.models.hooks import has_hooks
 from lcfl.models.layout import Part
 from lcfl.models.module import FederatedModule
 from lcfl.models.pulls import NO_PULLS, Pulls
@@ -57,6 +59,8 @@ def check_compiled(
         if name in vars(module) or getattr(type(module), name) is not getattr(FederatedModule, name):
             raise Unsupported(f"{type(module).__name__} defines its own {name}")
     loss = module.loss
+    if has_hooks(module) or has_hooks(loss) or "forward" in vars(loss):
+        raise Unsupported(f"{type(module).__name__} or its loss has hooks or another forward")
     if type(loss) is not nn.CrossEntropyLoss or loss.weight is not None or loss.label_smoothing > 0:
         raise Unsupported(f"the loss is {loss}, not the plain cross-entropy")
     if loss.ignore_index >= 0:
@@ -75,7 +79,32 @@ def check_compiled(
         raise Unsupported(str(error)) from None
     if precision == "bf16-mixed" and not opened.is_in_bfloat16:
         raise Unsupported(NEEDS_BFLOAT16)
+    _check_scores(module, spec.shape, program)
     return program
+
+
+def _check_scores(module: FederatedModule, shape: Sequence[int], program: Program) -> None:
+    """Checks that the network and its program give two random samples the same class scores, in float32.
+
+    A network whose code does what a trace does not show would otherwise be trained as another one.
+    """
+    inputs = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+    network = copy.deepcopy(module.network).eval()
+    try:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            wanted = network(inputs)
+    except Exception as error:
+        raise Unsupported(f"it cannot take two random inputs ({type(error).__name__}: {error})") from None
+    if wanted.shape != (2, program.num_scores):
+        raise Unsupported(f"it returns {list(wanted.shape)} for two samples, and its trace {program.num_scores} each")
+    scores, opened = torch.empty(2, program.num_scores), kernels.OpenProgram(program.arguments)
+    model = module.layout.pack(network)
+    buffers = model[module.layout.num_parameters :] if (apart := module.buffer_layout) is None else apart.pack(network)
+    kernels.load().lcfl_scores(
+        opened.address, *(each.data_ptr() for each in (model, buffers, inputs)), 2, scores.data_ptr()
+    )
+    if not torch.allclose(scores, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max()), equal_nan=True):
+        raise Unsupported("its class scores are not those of its trace")
 
 
 def _sgd(module: FederatedModule) -> kernels.Sgd:
@@ -123,7 +152,7 @@ class CompiledEngine(SequentialEngine):
         self._num_parameters = module.layout.num_parameters
         self._needs_two = program.needs_two
         self._dropouts = program.dropouts
-        self._num_classes = program.values[program.output].channels
+        self._num_classes = program.num_scores
         self._shape = torch.Size(shape)
 
     def run_optimizer(
@@ -230,7 +259,7 @@ class CompiledEngine(SequentialEngine):
         masks = self._masks(len(targets))
         places = (ctypes.c_void_p * len(masks))(*(each.data_ptr() for each in masks))
         loss = kernel(self._program.address, *pointers, places, len(targets), *options)
-        if loss == -1:
+        if loss == kernels.BAD_LABEL:
             raise ValueError(
                 f"labels: got {targets.min()} to {targets.max()}; they must be from 0 to {self._num_classes - 1}, as "
                 f"the network returns {self._num_classes} scores."

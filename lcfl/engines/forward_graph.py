@@ -2,6 +2,7 @@
 
 import copy
 import operator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import fx, nn
 
 from lcfl.models.hooks import has_hooks, has_parameter_hooks
 
-__all__ = ["Unsupported", "forward_graph", "is_size"]
+__all__ = ["Unsupported", "forward_graph", "is_size", "size_of"]
 
 
 class Unsupported(ValueError):
@@ -34,7 +35,9 @@ def forward_graph(network: nn.Module) -> fx.Graph:
             copied.train(training)
             if any(each.training != training for each in copied.modules()):
                 raise Unsupported("its train() leaves a layer in another mode")
-            with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+            # A forward pass that switches autocast on is found in the first graph, and one that switches it off in the
+            # second.
+            with torch.enable_grad(), torch.autocast("cpu", enabled=training):
                 graphs.append(_Recorder().trace(copied))
     except Unsupported:
         raise
@@ -48,12 +51,26 @@ def forward_graph(network: nn.Module) -> fx.Graph:
 class _Recorder(fx.Tracer):
     """Records a forward pass and refuses what computes in a mode that the graph does not show."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_cast = torch.is_autocast_enabled("cpu")
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Recorded(node, self)
+
     def create_node(self, *args: Any, **options: Any) -> fx.Node:
         if not torch.is_grad_enabled():
             raise Unsupported("its forward pass computes a part without gradients")
-        if torch.is_autocast_enabled("cpu"):
+        if torch.is_autocast_enabled("cpu") != self.is_cast:
             raise Unsupported("its forward pass chooses a precision with torch.autocast")
         return super().create_node(*args, **options)
+
+
+class _Recorded(fx.Proxy):
+    """What stands for a tensor. Its ``x += y`` is recorded as such, because other names of x then hold the sum, too."""
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
 
 
 def is_size(node: fx.Node) -> bool:
@@ -63,3 +80,20 @@ def is_size(node: fx.Node) -> bool:
     if node.op == "call_function" and node.target is getattr:
         return bool(node.args[1] == "shape")
     return node.op == "call_method" and node.target == "size"
+
+
+def size_of(node: fx.Node, shape_of: Callable[[fx.Node], tuple[Any, ...]], sizes: Mapping[fx.Node, Any]) -> Any:
+    """Returns the value of a node that `is_size`.
+
+    Args:
+        node: the node.
+        shape_of: returns the shape of a tensor's node.
+        sizes: the values of the nodes before it.
+    """
+    of = node.args[0]
+    index: list[Any] = [*node.args[1:], *node.kwargs.values()]
+    assert isinstance(of, fx.Node), "only a node has a size"
+    if node.target is operator.getitem:
+        return sizes[of][index[0]]
+    shape = shape_of(of)
+    return shape[index[0]] if node.target == "size" and index else shape

@@ -23,7 +23,8 @@ LOGGER = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("cpp") / "kernels.cpp"  # includes the other files in that folder
 FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-std=c++17", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
-NO_MEMORY = -2  # what a kernel returns then; it is also in kernels.cpp
+KEYS = ("model name", "flags", "Features", "CPU part")  # of /proc/cpuinfo that a library depends on
+BAD_LABEL, NO_MEMORY = -1, -2  # what a kernel returns in place of a loss, as in cpp/program.h
 
 _NAMES = ("conv", "linear", "relu", "max_pool", "avg_pool", "group_norm", "batch_norm", "add", "dropout")
 KIND = {name: number for number, name in enumerate(_NAMES)}
@@ -37,6 +38,11 @@ class Value(Structure):
     """The shape of one sample: channels, height and width."""
 
     _fields_ = (("channels", c_int32), ("height", c_int32), ("width", c_int32))
+
+    @property
+    def size(self) -> int:
+        """The number of its entries."""
+        return int(self.channels * self.height * self.width)
 
 
 class Op(Structure):
@@ -75,12 +81,15 @@ def load() -> ctypes.CDLL:
     processor.
 
     Raises:
-        Unavailable: if there is no C++ compiler, if it fails, or if the folder cannot be written.
+        Unavailable: if there is no C++ compiler, if it fails, or if the folder cannot be read and written.
     """
     compiler = compiler_command()
     path = _folder() / f"kernels-{_fingerprint(compiler)}.so"
-    if not path.is_file():
-        _build(compiler, path)
+    try:
+        if not path.is_file():
+            _build(compiler, path)
+    except OSError as error:
+        raise Unavailable(f"{path.parent} cannot be used ({error}); set XDG_CACHE_HOME to another folder") from None
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
@@ -134,7 +143,12 @@ def compiler_command() -> list[str]:
     Raises:
         Unavailable: if there is no compiler.
     """
-    command = shlex.split(os.environ.get("CXX", "")) or [name for name in COMPILERS if shutil.which(name)][:1]
+    given = os.environ.get("CXX", "")
+    try:
+        command = shlex.split(given)
+    except ValueError as error:
+        raise Unavailable(f"$CXX is {given!r}, which is no command ({error}); change it") from None
+    command = command or [name for name in COMPILERS if shutil.which(name)][:1]
     if not command or shutil.which(command[0]) is None:
         raise Unavailable(f"there is no C++ compiler ({' or '.join(command[:1] or COMPILERS)}; set $CXX to another)")
     return command
@@ -149,10 +163,18 @@ def _folder() -> Path:
 
 def _fingerprint(compiler: list[str]) -> str:
     """Returns a digest of what determines the library: source, compiler command, its version and the processor."""
-    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(SOURCE.parent.iterdir())))
+    version = _run([*compiler, "--version"]).stdout
+    sources = (path for path in sorted(SOURCE.parent.iterdir()) if path.suffix in (".h", ".cpp"))
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources))
     digest.update("\n".join([*compiler, *FLAGS, version, _processor()]).encode())
     return digest.hexdigest()[:16]
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        raise Unavailable(f"{command[0]} cannot be run ({error}); set $CXX to another C++ compiler") from None
 
 
 def _processor() -> str:
@@ -161,22 +183,19 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+    return "\n".join(sorted({line for line in lines if line.startswith(KEYS)}))
 
 
 def _build(compiler: list[str], path: Path) -> None:
     """Compiles into a file of another name and renames it, because two processes may build at the same time."""
     native = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
     begin = time.perf_counter()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            library = Path(folder) / path.name
-            command = [*compiler, *FLAGS, native, str(SOURCE), "-o", str(library)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                raise Unavailable(f"{shlex.join(command)} failed:\n{done.stderr[-2000:]}")
-            library.replace(path)
-    except OSError as error:
-        raise Unavailable(f"{path.parent} cannot be written ({error}); set XDG_CACHE_HOME to another folder") from None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        library = Path(folder) / path.name
+        command = [*compiler, *FLAGS, native, str(SOURCE), "-o", str(library)]
+        done = _run(command)
+        if done.returncode != 0:
+            raise Unavailable(f"{shlex.join(command)} failed:\n{done.stderr[-2000:]}")
+        library.replace(path)
     LOGGER.info("Built the kernels of engine compiled for this machine in %.1f s.", time.perf_counter() - begin)

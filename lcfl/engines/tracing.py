@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from lcfl.engines.forward_graph import Unsupported, forward_graph, is_size
+from lcfl.engines.forward_graph import Unsupported, forward_graph, is_size, size_of
 from lcfl.engines.kernels import KIND, Op, Value
 from lcfl.models.frozen import persistent_buffers
 from lcfl.models.layout import Layout
@@ -43,6 +43,11 @@ class Program:
         return ops, len(ops), values, len(values), 0, self.output
 
     @property
+    def num_scores(self) -> int:
+        """The number of class scores of a sample."""
+        return self.values[self.output].size
+
+    @property
     def needs_two(self) -> bool:
         """Whether training needs two samples, because a batch normalisation would get one number per channel."""
         normed = [self.values[op.input] for op in self.ops if op.kind == KIND["batch_norm"]]
@@ -66,6 +71,8 @@ class _Tracer:
     used: set[int] = field(default_factory=set)  # ids of parameters that belong to an operation
     overwritten: list[int] = field(default_factory=list)  # values that a layer changes in place
     dropouts: list[tuple[float, int]] = field(default_factory=list)
+    places: dict[fx.Node, _Place] = field(default_factory=dict)
+    sizes: dict[fx.Node, Any] = field(default_factory=dict)  # of nodes for numbers, with None as the size of the batch
 
     def __post_init__(self) -> None:
         self.names = {id(module): name for name, module in self.network.named_modules()}
@@ -81,17 +88,19 @@ class _Tracer:
             shape: the shape of one input.
         """
         self.values.append(_value(shape))
-        place_of: dict[fx.Node, _Place] = {}
         last: _Place | None = None
         for node in graph.nodes:
             if node.op == "placeholder":
-                if place_of:
+                if self.places:
                     raise Unsupported("its forward pass takes more than one input")
-                place_of[node] = _Place(0, len(shape) == 1)
+                self.places[node] = _Place(0, len(shape) == 1)
             elif node.op == "output":
-                last = place_of.get(node.args[0])
-            elif not is_size(node):
-                place_of[node] = self.visit(node, [place_of[each] for each in node.all_input_nodes if each in place_of])
+                last = self.places.get(node.args[0])
+            elif is_size(node):
+                self.sizes[node] = size_of(node, self.sizes_of, self.sizes)
+            else:
+                inputs = [self.places[each] for each in node.all_input_nodes if each in self.places]
+                self.places[node] = self.visit(node, inputs)
         if last is None or not last.is_flat or last.number == 0:
             raise Unsupported("its output is not one tensor of class scores")
         unused = [name for name, each in self.network.named_parameters() if id(each) not in self.used]
@@ -99,7 +108,9 @@ class _Tracer:
             raise Unsupported(f"its parameter {unused[0]} belongs to no operation")
         readers = [number for op in self.ops for number in (op.input, op.other)] + [last.number]
         if any(readers.count(number) > 1 for number in self.overwritten):
-            raise Unsupported("a layer changes in place what its forward pass reads again")
+            raise Unsupported("it changes in place what its forward pass reads again")
+        if any(op.output not in readers for op in self.ops):  # torch gives the parameters before it no gradient
+            raise Unsupported("its forward pass computes what its class scores do not depend on")
         self.share_values(last.number, readers)
         return Program(tuple(self.ops), tuple(self.values), last.number, tuple(self.dropouts))
 
@@ -108,16 +119,21 @@ class _Tracer:
         if node.op == "call_module":
             return self.layer(self.network.get_submodule(str(node.target)), inputs[0])
         name = node.target if isinstance(node.target, str) else FUNCTIONS.get(node.target, "")
+        args = fx.map_arg(node.args[1:], lambda each: self.sizes.get(each, each))
+        options = {key: value for key, value in node.kwargs.items() if key != "input"}
         if name == "relu":
-            return self.relu(inputs[0], bool(node.args[1:] or node.kwargs.get("inplace")))
-        if name == "add" and len(inputs) == 2 and not node.kwargs:
+            return self.relu(inputs[0], bool(args or options.get("inplace")))
+        if name in ("add", "iadd") and len(inputs) == 2 and len(args) == 1 and not options:
+            if name == "iadd":
+                self.overwritten.append(inputs[0].number)
             return self.add(*inputs)
-        if name == "flatten" and node.args[1:] == (1,) and not node.kwargs:
+        if name == "flatten" and {**dict(zip(("start_dim", "end_dim"), args, strict=False)), **options} in FLATTENED:
             return _Place(inputs[0].number, True)
-        if name in ("view", "reshape") and len(node.args) == 3 and node.args[2] == -1:
+        size = self.values[inputs[0].number].size if inputs else 0
+        if name in ("view", "reshape") and not options and args in ((None, -1), (None, size), (-1, size)):
             return _Place(inputs[0].number, True)
-        if name in POOLS:
-            return self.layer(_pool(POOLS[name], node), inputs[0])
+        if name in POOLS and not any(isinstance(each, fx.Node) for each in (*args, *options.values())):
+            return self.layer(_pool(POOLS[name], args, options), inputs[0])
         raise Unsupported(f"its forward pass calls {getattr(node.target, '__name__', node.target)}")
 
     def layer(self, layer: nn.Module, at: _Place) -> _Place:
@@ -132,7 +148,12 @@ class _Tracer:
         if any(id(each) in self.used for each in layer.parameters()):
             raise Unsupported(f"it uses the layer {name} twice")
         self.used |= {id(each) for each in layer.parameters()}
-        place = rule(self, layer, at, shape)
+        try:
+            place = rule(self, layer, at, shape)
+        except Unsupported:
+            raise
+        except Exception:  # settings may have any type and value
+            place = None
         if place is None:
             raise Unsupported(f"it has {name} with unusual settings: {layer}")
         return place
@@ -141,10 +162,23 @@ class _Tracer:
         """Adds an operation with a new value and returns the place of that value."""
         self.values.append(Value(*shape))
         op = Op(kind=KIND[kind], input=at.number, output=len(self.values) - 1, **{**NOTHING, **fields})
-        op.weight = self.parameters.get(id(getattr(layer, "weight", None)), -1)
-        op.bias = self.parameters.get(id(getattr(layer, "bias", None)), -1)
+        op.weight, op.bias = (self.offset(layer, name) for name in ("weight", "bias"))
         self.ops.append(op)
         return _Place(op.output, at.is_flat)
+
+    def offset(self, layer: nn.Module | None, name: str) -> int:
+        """Returns where a layer's weight or bias is in a model; -1 if it has none."""
+        if (held := getattr(layer, name, None)) is None:
+            return -1
+        if id(held) not in self.parameters:
+            raise Unsupported(f"its {type(layer).__name__} has a {name} that is not a parameter")
+        return self.parameters[id(held)]
+
+    def sizes_of(self, node: fx.Node) -> tuple[int | None, ...]:
+        """Returns the shape that the network sees, with None as the size of the batch."""
+        place = self.places[node]
+        value = self.values[place.number]
+        return (None, value.size) if place.is_flat else (None, *_shape(value))
 
     def relu(self, at: _Place, in_place: bool) -> _Place:
         if in_place:
@@ -203,8 +237,7 @@ def _dropout(tracer: _Tracer, layer: nn.Dropout, at: _Place, value: Value) -> _P
         return None
     if layer.inplace:
         tracer.overwritten.append(at.number)
-    size = value.channels * value.height * value.width
-    tracer.dropouts.append((layer.p, size))
+    tracer.dropouts.append((layer.p, value.size))
     return tracer.emit("dropout", at, _shape(value), None, groups=len(tracer.dropouts) - 1)
 
 
@@ -244,7 +277,7 @@ def _adaptive_pool(tracer: _Tracer, layer: nn.AdaptiveAvgPool2d, at: _Place, val
 
 
 def _group_norm(tracer: _Tracer, layer: nn.GroupNorm, at: _Place, value: Value) -> _Place | None:
-    if _hides_pixels(at, value):
+    if _hides_pixels(at, value) or layer.eps <= 0:  # lanes without a sample have no variance
         return None
     return tracer.emit("group_norm", at, _shape(value), layer, groups=layer.num_groups, eps=layer.eps)
 
@@ -279,11 +312,13 @@ FUNCTIONS: dict[Any, str] = {
     torch.flatten: "flatten",
     torch.add: "add",
     operator.add: "add",
+    operator.iadd: "iadd",
     F.max_pool2d: "max_pool",
     torch.max_pool2d: "max_pool",
     F.avg_pool2d: "avg_pool",
     F.adaptive_avg_pool2d: "adaptive_pool",
 }
+FLATTENED = ({"start_dim": 1}, {"start_dim": 1, "end_dim": -1})
 POOLS: dict[str, type[nn.Module]] = {
     "max_pool": nn.MaxPool2d,
     "avg_pool": nn.AvgPool2d,
@@ -318,11 +353,11 @@ def _hides_pixels(at: _Place, value: Value) -> bool:
     return at.is_flat and value.height * value.width > 1
 
 
-def _pool(kind: type[nn.Module], node: fx.Node) -> nn.Module:
+def _pool(kind: type[nn.Module], args: Sequence[Any], options: dict[str, Any]) -> nn.Module:
     try:
-        return kind(*node.args[1:], **{name: value for name, value in node.kwargs.items() if name != "input"})
+        return kind(*args, **options)
     except TypeError:
-        raise Unsupported(f"its forward pass calls {node.target} with unusual arguments") from None
+        raise Unsupported(f"its forward pass calls the function of {kind.__name__} with unusual arguments") from None
 
 
 def _offsets(tensors: Iterable[Tensor]) -> dict[int, int]:

@@ -80,11 +80,22 @@ class Tiled(nn.Module):
 
     def forward(self, x):
         x = F.relu(self.one(x))
-        x = F.relu(x + self.norm(self.two(x)))
+        y = self.norm(self.two(x))
+        y += x
+        x = F.relu(y)
         x = F.max_pool2d(F.relu(self.three(x)), 2, padding=1)
         x = F.relu(self.five(F.relu(self.four(x))))
         x = F.adaptive_avg_pool2d(F.relu(self.six(x)), 1)
         return self.decision(torch.flatten(x, 1))
+
+
+class Pixels(SplitNetwork):
+    """A network without a linear layer: the class scores are the pixels of the last map."""
+
+    def __init__(self):
+        super().__init__(
+            nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU()), nn.Sequential(nn.Conv2d(5, 1, (8, 6)), nn.Flatten())
+        )
 
 
 class Strided(SplitNetwork):
@@ -215,6 +226,7 @@ class CountingInPython(Inner):
 # A name, a network, and the shape of its inputs.
 NETWORKS = {
     "strided": (Strided, SHAPE),
+    "pixels": (Pixels, SHAPE),
     "plain": (Plain, SHAPE),
     "normal": (Normal, SHAPE),
     "functional": (Functional, SHAPE),

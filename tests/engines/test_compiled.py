@@ -330,19 +330,6 @@ def test_a_window_with_a_nan_is_nan_whichever_pixel_it_is(pixel):
     torch.testing.assert_close(actual, expected, equal_nan=True, **TOLERANCE)
 
 
-def test_scores_that_a_relu_reads_are_not_overwritten():
-    class Keeping(Inner):
-        def forward(self, x):
-            scores = super().forward(x)
-            self.last = torch.relu(scores)
-            return scores
-
-    sequential, compiled = engines(Keeping, (7,))
-    model = sequential.module.initial_model(3)
-    expected, actual = (each.gradient(model, batches_of(20)[0]) for each in (sequential, compiled))
-    torch.testing.assert_close(actual.vector, expected.vector, **TOLERANCE)
-
-
 class Changing(View):
     """A view that changes inputs and labels."""
 

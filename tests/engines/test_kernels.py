@@ -56,13 +56,41 @@ def test_builds_once_and_leaves_one_file(library, fresh, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("script", "why"),
-    [("echo the end >&2; exit 1", "the end"), ("exit 0", "cannot be written")],
+    [("echo the end >&2; exit 1", "the end"), ("exit 0", "cannot be used")],
 )
 def test_a_failed_build_names_the_reason_and_leaves_no_files(fresh, tmp_path, monkeypatch, script, why):
     monkeypatch.setenv("CXX", compiler(tmp_path, script))
     with pytest.raises(kernels.Unavailable, match=why):
         kernels.load()
     assert list(fresh.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [('c++ "-O2', "which is no command"), ("{folder}/data", "cannot be run"), ("{folder}/orphan", "cannot be run")],
+)
+def test_a_command_that_is_no_compiler_is_named(fresh, tmp_path, monkeypatch, command, why):
+    for name, text in {"data": "no program", "orphan": "#!/no/such/shell\n"}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("CXX", command.format(folder=tmp_path))
+    with pytest.raises(kernels.Unavailable, match=why):
+        kernels.load()
+
+
+def test_a_compiler_may_speak_any_encoding(fresh, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", compiler(tmp_path, r"printf 'caf\351 %s' \"$*\"; exit 1"))
+    with pytest.raises(kernels.Unavailable, match="failed"):
+        kernels.load()
+
+
+def test_error_for_a_cache_folder_that_cannot_be_searched(fresh, monkeypatch):
+    def refused(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(kernels.Path, "is_file", refused)  # the superuser may search every folder
+    with pytest.raises(kernels.Unavailable, match=r"Permission denied.* set XDG_CACHE_HOME"):
+        kernels.load()
 
 
 def test_without_a_compiler_auto_is_sequential_and_compiled_is_refused(fresh, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from lcfl.data.spec import SampleSpec
+from lcfl.engines import compiled
 from lcfl.engines.compiled import check_compiled
 from lcfl.engines.forward_graph import Unsupported
 from lcfl.engines.kernels import KIND
@@ -164,6 +165,58 @@ class PreActivated(Plainly):
         return self.decision((nn.functional.relu(x, inplace=True) + x).flatten(1))
 
 
+class AddedInPlace(Plainly):
+    """Another name holds the sum, too."""
+
+    def forward(self, x):
+        x = kept = self.one(x)
+        x += torch.relu(x)
+        return self.decision((x + kept).flatten(1))
+
+
+class Scaled(Plainly):
+    def forward(self, x):
+        return self.decision(torch.add(x, 2, self.one(x)).flatten(1))
+
+
+class FixedHead(Plainly):
+    """A classifier that is a buffer."""
+
+    def __init__(self, name="weight"):
+        super().__init__()
+        kept = getattr(self.decision, name).detach()
+        delattr(self.decision, name)
+        self.decision.register_buffer(name, kept)
+
+
+class Watching(Plainly):
+    def __init__(self):
+        super().__init__()
+        self.other = nn.Linear(297, 2)
+
+    def forward(self, x):
+        x = self.one(x)
+        self.seen = self.other(x.flatten(1))
+        return self.decision(x.flatten(1))
+
+
+class SizeOfBatch(Plainly):
+    def forward(self, x):
+        return self.decision(self.one(x).view(5, -1))
+
+
+class PooledByCode(Plainly):
+    def forward(self, x):
+        x = self.one(x)
+        return self.decision(nn.functional.avg_pool2d(x, x.size(3) // 9).flatten(1))
+
+
+class InFloat32(Plainly):
+    def forward(self, x):
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(x)
+
+
 class Frozen(Hooked):
     def __init__(self):
         super().__init__()
@@ -186,6 +239,8 @@ class Frozen(Hooked):
         (layers(nn.BatchNorm2d(3, track_running_stats=False)), "with unusual settings"),
         (layers(nn.Flatten(), nn.BatchNorm1d(297)), "BatchNorm1d embedding.1 with unusual settings"),
         (layers(nn.Flatten(), nn.GroupNorm(3, 297)), "GroupNorm embedding.1 with unusual settings"),
+        (layers(nn.GroupNorm(3, 3, eps=0)), "GroupNorm embedding.0 with unusual settings"),
+        (layers(nn.MaxPool2d(1, stride=())), "MaxPool2d embedding.0 with unusual settings"),
         (layers(nn.LayerNorm(9)), "the layer LayerNorm"),
         (layers(nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 3, 1))), "the layer Parametrized"),
         (Shared, "uses the layer Conv2d one twice"),
@@ -202,12 +257,52 @@ class Frozen(Hooked):
         (OtherInTraining, "differs between training and evaluation"),
         (KeptInEvaluation, r"its train\(\) leaves a layer in another mode"),
         (PreActivated, "changes in place what its forward pass reads again"),
+        (AddedInPlace, "changes in place what its forward pass reads again"),
+        pytest.param(Scaled, "calls add", marks=pytest.mark.filterwarnings("ignore:This overload of add")),
+        (FixedHead, "its Linear has a weight that is not a parameter"),
+        (partial(FixedHead, "bias"), "its Linear has a bias that is not a parameter"),
+        (Watching, "computes what its class scores do not depend on"),
+        (SizeOfBatch, "calls view"),
+        (PooledByCode, "calls floordiv"),
+        (InFloat32, "chooses a precision with torch.autocast"),
         (Frozen, "parameter one.weight is frozen"),
     ],
 )
 def test_refuses_unsupported_networks(network, why):
     with pytest.raises(Unsupported, match=why):
         trace(network(), SHAPE)
+
+
+@pytest.mark.parametrize(
+    "flat",
+    [
+        lambda x: torch.flatten(x, start_dim=1),
+        lambda x: x.flatten(1, -1),
+        lambda x: x.view(x.size(0), -1),
+        lambda x: x.view(x.shape[0], 297),
+        lambda x: x.reshape(-1, 297),
+    ],
+)
+def test_all_usual_ways_to_flatten(flat):
+    class Flattening(Plainly):
+        def forward(self, x):
+            return self.decision(flat(self.one(x)))
+
+    assert trace(Flattening(), SHAPE).num_scores == 4
+
+
+@pytest.mark.parametrize("sides", [lambda x: x.size()[2:], lambda x: (x.size(2), x.shape[3])])
+def test_pools_over_the_size_that_the_code_reads(sides):
+    class Pooling(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.decision = nn.Linear(3, 4)
+
+        def forward(self, x):
+            return self.decision(nn.functional.avg_pool2d(x, sides(x)).flatten(1))
+
+    pool, _ = trace(Pooling(), SHAPE).ops
+    assert (pool.kernel_h, pool.kernel_w) == SHAPE[1:]
 
 
 class OwnStep(FederatedModule):
@@ -218,6 +313,24 @@ class OwnStep(FederatedModule):
 def patched():
     made = module()
     made.regularizer = lambda: 0.0
+    return made
+
+
+def hooked_loss():
+    made = module()
+    made.loss.register_forward_hook(lambda loss, inputs, value: 3 * value)
+    return made
+
+
+def patched_loss():
+    made = module()
+    made.loss.forward = lambda scores, targets: 3 * nn.functional.cross_entropy(scores, targets)
+    return made
+
+
+def hooked_module():
+    made = module()
+    made.register_forward_hook(lambda module, inputs, scores: 3 * scores)
     return made
 
 
@@ -238,6 +351,9 @@ def two_rates(parameters):
         (partial(module, loss=nn.CrossEntropyLoss(ignore_index=0)), {}, "the loss ignores label 0"),
         (partial(module, loss=nn.MultiMarginLoss()), {}, "MultiMarginLoss"),
         (patched, {}, "FederatedModule defines its own regularizer"),
+        (hooked_loss, {}, "its loss has hooks"),
+        (patched_loss, {}, "another forward"),
+        (hooked_module, {}, "FederatedModule or its loss has hooks"),
         (partial(module, optimizer=torch.optim.Adam), {}, "the optimizer is Adam"),
         (partial(module, optimizer=two_rates), {}, "the same plain settings for all parameters"),
         (
@@ -261,6 +377,31 @@ def test_refuses_an_optimizer_with_hooks(hook):
 
     with pytest.raises(Unsupported, match="without hooks"):
         check(module(optimizer=hooked))
+
+
+class Doubled(Plainly):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class Wider(Plainly):
+    def __init__(self):
+        super().__init__()
+        self.decision = nn.Linear(3 * 11 * 9, 5)
+
+
+@pytest.mark.parametrize(
+    ("network", "why"),
+    [
+        (Doubled, "class scores are not those of its trace"),
+        (Wider, r"returns \[2, 5\] for two samples, and its trace 4 each"),
+        (layers(features=296), "cannot take two random inputs"),
+    ],
+)
+def test_refuses_a_network_that_its_trace_does_not_show(monkeypatch, network, why):
+    monkeypatch.setattr(compiled, "trace", lambda network, *others: trace(Plainly(), SHAPE))
+    with pytest.raises(Unsupported, match=why):
+        check(module(network))
 
 
 def test_accepts_plain_networks_also_while_gradients_are_off():

@@ -276,10 +276,11 @@ class Bfloat16 {
         const int count = std::min(M * SIDE, at.out_channels - top * SIDE);
         const int64_t plane = at.plane();
         const Steps steps = steps_of(at);
-        const Tile* kernels = tiles(kernels_, 0);
+        const Tile* kernels = reinterpret_cast<Tile*>(kernels_.get());
         Vec* to = out + top * SIDE * plane + int64_t(y) * at.row_vectors() + vector;
         const Sums there{to, to + 1, to + SIDE * plane, to + SIDE * plane + 1, plane};
-        Vec *biases = biases_.of(0), *spare = spare_.of(4 * SIDE);  // for channels beyond the last one
+        Vec* biases = biases_.get();
+        Vec* spare = spare_.of(4 * SIDE);  // for channels beyond the last one
         const Sums aside{spare, spare + 1, spare + SIDE * N, spare + SIDE * N + 1, N};
         const bool is_whole = count == M * SIDE;
         if (more && !is_whole)

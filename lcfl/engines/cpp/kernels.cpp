@@ -10,8 +10,6 @@
 
 using namespace lcfl;
 
-constexpr double NO_MEMORY = -2;  // kernels.py has it, too
-
 // Returns what `compute` returns, or `otherwise` if there is not enough memory: C has no exceptions.
 template <class Result, class Compute>
 Result unless_short_of_memory(Result otherwise, Compute compute) {
@@ -44,7 +42,7 @@ double lcfl_gradient(void* program, const float* model, float* buffers, const fl
     });
 }
 
-// One step of SGD. Returns the loss with the terms of the two pulls, or -1 if a label is not the number of a class.
+// One step of SGD. Returns the loss with the terms of the two pulls.
 double lcfl_step(void* program, float* model, float* buffers, const float* inputs, const int64_t* labels,
                  const float* const* masks, int64_t samples, const Sgd* sgd, float* velocity, const float* centre,
                  const float* embedding, const float* correction) {
@@ -56,6 +54,7 @@ double lcfl_step(void* program, float* model, float* buffers, const float* input
     });
 }
 
+// Writes class scores, and returns 0.
 double lcfl_scores(void* program, const float* model, float* buffers, const float* inputs, int64_t samples,
                    float* scores) {
     return unless_short_of_memory(NO_MEMORY, [=] {

@@ -49,12 +49,12 @@ class Program {
 
     // Returns the mean cross-entropy of a batch and gives its gradient to `receiver`, which may change the model.
     // Each DROPOUT has a mask [samples][size], by which it multiplies. Leaves out what only parameters before `begin`
-    // need. Returns -1 if a label is not the number of a class.
+    // need.
     double differentiate(const float* model, float* buffers, const float* inputs, const int64_t* labels,
                          const float* const* masks, int64_t samples, int64_t begin, Receiver& receiver) {
         const int64_t classes = shapes_[output_].size();
         if (std::any_of(labels, labels + samples, [=](int64_t label) { return label < 0 || label >= classes; }))
-            return -1;
+            return BAD_LABEL;
         const TilesInUse tiles(is_in_bfloat16());
         batch_ = Batch(samples);
         masks_ = masks;
@@ -84,7 +84,7 @@ class Program {
     void scores(const float* model, float* buffers, const float* inputs, int64_t samples, float* result) {
         const TilesInUse tiles(is_in_bfloat16());
         const int64_t size = shapes_[input_].size(), classes = shapes_[output_].size();
-        for (int64_t begin = 0; begin < samples; begin += batch_.samples) {
+        for (int64_t begin = 0; begin < samples; begin += 2 * LANES) {
             batch_ = Batch(std::min<int64_t>(2 * LANES, samples - begin));
             to_innermost(inputs + begin * size, size, batch_.V, batch_.in_chunk(0), value(input_));
             for (size_t i = 0; i < ops_.size(); ++i)
@@ -193,7 +193,7 @@ class Program {
                 biases[c] = total(sum);
             }
         }
-        if (op.input != input_ || is_norm) {  // otherwise, no operation comes before it
+        if (op.input != input_ || is_norm) {  // a norm's parameters get their gradients there, too
             Vec* back = place_for(op.input);
             backward_to<V>(number, model, in, out, rise, back, weights, biases);
             settle(op.input, back);

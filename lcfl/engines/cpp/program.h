@@ -6,6 +6,10 @@
 
 namespace lcfl {
 
+// What a kernel returns in place of a loss: a label is not the number of a class, or there is too little memory.
+// kernels.py has these, too.
+constexpr double BAD_LABEL = -1, NO_MEMORY = -2;
+
 enum Kind : int32_t { CONV, LINEAR, RELU, MAX_POOL, AVG_POOL, GROUP_NORM, BATCH_NORM, ADD, DROPOUT };
 
 struct Value {  // the shape of one sample

@@ -2,8 +2,8 @@
 //
 // The batch is the innermost dimension: LANES samples are one vector, V vectors (1 or 2) are a chunk, and a value of C
 // channels and H x W pixels is chunks x [C][H][W][V] vectors. So every loop runs over whole vectors, whatever the shape
-// of a layer is, and the same code serves a convolution of 5 x 5 and one of 1 x 1. Lanes beyond the batch hold samples
-// of zeros, whose gradient is zero.
+// of a layer is, and the same code serves a convolution of 5 x 5 and one of 1 x 1. Lanes beyond the batch hold zeros
+// in the input. Every layer must keep them finite, and they have a gradient of zero.
 
 #pragma once
 
