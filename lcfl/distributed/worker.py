@@ -118,6 +118,7 @@ class Worker:
         self.seed = seed
         self.deadline = deadline or ClientDeadline()
         self.engine = make_engine(engine, fabric, module, data, max_steps)
+        self._frozen = module.frozen_fingerprint
         spec = data.dataset.spec
         numbers = spec.num_classes or blank_output(module, spec).numel()
         self._most_outputs = most_outputs(self.engine.most_clients * numbers)
@@ -173,6 +174,8 @@ class Worker:
             unchanged([downlink.payload], ClientOutputError, type(local_update).__name__, why),
         ):
             output: LocalOutput = local_update(task.state, downlink, data, engine)
+        if self._frozen is not None:
+            self._check_frozen()
         check_output(
             type(local_update).__name__, output, engine.layout.size, may_be_empty=task.local_update is not None
         )
@@ -188,6 +191,16 @@ class Worker:
         uplink = Uplink(task.client, payload, len(indices))
         result = TrainingResult.of(uplink, output, state, bool(exchange.noises))
         return replace(result, state=task.state) if result.is_noisy and result.diverged else result
+
+    def _check_frozen(self) -> None:
+        """Refuses, after the first client, a network that changes what is frozen, such as a teacher that follows it."""
+        if self.module.frozen_fingerprint != self._frozen:
+            raise ValueError(
+                f"model.network: {type(self.module.network).__name__} changes its frozen part as it trains. All "
+                "clients of a rank share that part, and no model holds it. Keep in buffers what the network updates "
+                "itself (register_buffer), or train it."
+            )
+        self._frozen = None
 
     def _corrupted(
         self, output: LocalOutput, state: ClientState, downlink: Downlink, task: TrainingTask

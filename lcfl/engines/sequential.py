@@ -183,9 +183,11 @@ class SequentialEngine:
             each.register_forward_hook(lambda _, read, written: values.append(read[0].numel() + written.numel()))
         try:
             with rng.isolated():
-                network(inputs[:1].contiguous(memory_format=torch.channels_last))
+                outputs = network(inputs[:1].contiguous(memory_format=torch.channels_last))
         except RuntimeError:
             return False
+        if outputs.dim() == 4 and not type(self.module.loss).__module__.startswith("torch.nn."):
+            return False  # a user's loss may have a `view`, too
         is_single = self.fabric.strategy.precision.precision == "32-true"
         most = WEIGHTS_PER_VALUE if is_single else WEIGHTS_PER_MIXED_VALUE
         return sum(each.weight.numel() for each in _convolutions(network)) < most * sum(values)

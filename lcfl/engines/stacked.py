@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from lightning.fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop
 
 from lcfl.data.samples import Samples
@@ -73,8 +73,13 @@ def check_stacked(module: FederatedModule, spec: SampleSpec, precision: str = "3
         raise Unsupported("the optimizer has hooks or a step of its own")
     if any(map(has_backward_hooks, module.modules())) or any(map(has_parameter_hooks, module.parameters())):
         raise Unsupported("the network has hooks for its backward pass")
+    for layer in module.network.modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+            options = {name: getattr(layer, name) for name in ("padding_idx", "max_norm", "sparse")}
+            if given := [name for name, value in options.items() if value is not None and value is not False]:
+                raise Unsupported(f"torch.vmap does not follow {given[0]} of its {type(layer).__name__}")
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
-        return VmappedModule(module).trial(spec, torch.device("cpu"))
+        return VmappedModule(module.replica()).trial(spec, torch.device("cpu"))
 
 
 class StackedEngine(SequentialEngine):

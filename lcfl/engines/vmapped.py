@@ -3,8 +3,11 @@
 Legend: C models, P parameters and Q buffer entries of each, B batch size.
 """
 
+import pickle
+import random
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -21,6 +24,7 @@ __all__ = ["StepOutput", "VmappedModule", "Named", "Probe"]
 Named = dict[str, Tensor]
 
 SAMPLES = 3  # in a trial
+NEAR = 0.05  # what the weights of its models differ by, at most
 SCALARS = (int, float, complex, str, bytes, type(None))  # bool is an int
 APART = 1e-3  # more than float32 sums differ by if only their order changes, also in TF32
 
@@ -56,6 +60,7 @@ class VmappedModule:
     def __init__(self, module: FederatedModule) -> None:
         self.module = module
         self._step = _Step(module)
+        self._names = _names_of(module.network)
         dtypes = {name: buffer.dtype for name, buffer in module.network.named_buffers()}
         alone = module.layout.split_buffers()[1] if module.buffer_layout is None else module.buffer_layout
         self._buffers = [(name, shape, alone.places[name], dtypes[name]) for name, shape, _ in alone.buffers]
@@ -99,12 +104,13 @@ class VmappedModule:
 
         def one(parameters: Named, buffers: Named, pulls: Pulls, inputs: Tensor, targets: Tensor) -> StepOutput:
             module.pulls = pulls
-            tensors = {f"module.network.{name}": each for name, each in {**parameters, **buffers}.items()}
+            tensors = self._placed("module.network", parameters, buffers)
             with module.collecting() as logged:
-                loss = functional_call(self._step, tensors, ((inputs, targets), number))
+                loss = functional_call(self._step, tensors, ((inputs, targets), number), tie_weights=False)
             # `functional_call` puts a buffer that the network replaces into its dictionary.
             updated = {name: tensors[f"module.network.{name}"] for name in buffers}
-            return StepOutput(loss, {name: torch.stack(values).float() for name, values in logged.items()}, updated)
+            numbers = {name: torch.stack([each.reshape(()) for each in values]) for name, values in logged.items()}
+            return StepOutput(loss.reshape(()), {name: each.float() for name, each in numbers.items()}, updated)
 
         dims = Pulls._make(None if each is None else 0 for each in pulls)
         mapped = torch.vmap(one, in_dims=(0, 0, dims, 0, 0), randomness="error")
@@ -127,16 +133,22 @@ class VmappedModule:
         module = self.module.eval()
 
         def one(parameters: Named, buffers: Named, inputs: Tensor) -> Tensor:
-            tensors = {f"network.{name}": each for name, each in {**parameters, **buffers}.items()}
-            scores: Tensor = functional_call(module, tensors, (inputs,))
+            tensors = self._placed("network", parameters, buffers)
+            scores: Tensor = functional_call(module, tensors, (inputs,), tie_weights=False)
             return scores.float()
 
         mapped = torch.vmap(one, in_dims=(0, 0, None if shared else 0), randomness="error")
         scores: Tensor = mapped(parameters, buffers, inputs)
         return scores
 
+    def _placed(self, path: str, *stacks: Named) -> Named:
+        """Returns tensors under the name of each place in the network at `path` that holds them."""
+        return {
+            f"{path}.{place}": each for stack in stacks for name, each in stack.items() for place in self._names[name]
+        }
+
     def trial(self, spec: SampleSpec, device: torch.device) -> Probe:
-        """Tries a step and an evaluation of two models on random inputs.
+        """Tries a step and an evaluation of two models near the network's own on random inputs. May change the module.
 
         Args:
             spec: what one sample looks like.
@@ -150,12 +162,13 @@ class VmappedModule:
         if spec.dtype.is_floating_point:
             with rng.seeded(0, "stacked trial"):
                 inputs = torch.randn(2, SAMPLES, *spec.shape).to(device, spec.dtype)
-        network = self.module.network
-        models = torch.stack([self.module.layout.pack(network)] * 2).to(device)
+        network, num_parameters = self.module.network, self.module.layout.num_parameters
+        models = torch.stack([self.module.layout.pack(network)] * 2)
+        with rng.seeded(1, "stacked trial"):  # weights of zero would hide what depends on what
+            models[:, :num_parameters] += NEAR * torch.rand(2, num_parameters)
+        models = models.to(device)
         apart = self.module.buffer_layout
-        kept = (
-            models[:, self.module.layout.num_parameters :] if apart is None else torch.stack([apart.pack(network)] * 2)
-        )
+        kept = models[:, num_parameters:] if apart is None else torch.stack([apart.pack(network)] * 2)
         parameters = self.parameters(models)
         known = {each.data_ptr() for each in (*parameters.values(), *network.parameters())}
         saved = []
@@ -164,14 +177,15 @@ class VmappedModule:
             saved.append(0 if tensor.data_ptr() in known else tensor.nbytes)
             return tensor
 
-        before = _unstacked_state(network)
+        before, drawn = _unstacked_state(network, self.module.loss), _host_generators()
         try:
             with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
                 self.step(parameters, self.buffers(kept.to(device)), inputs, targets)
             scores = self.scores(parameters, self.buffers(kept.to(device)), inputs)
-            factor = 10 if spec.dtype.is_floating_point else 1  # another token may not exist
+            factor = 10 if spec.dtype.is_floating_point else 0  # the only other token that surely exists
             far = torch.cat([inputs[:, :1], factor * inputs[:, 1:]], dim=1)
             first = self.scores(parameters, self.buffers(kept.to(device)), far)[:, :1]
+            after = _unstacked_state(network, self.module.loss)
         except Exception as error:
             if "random operation" in str(error):
                 raise Unsupported(
@@ -179,7 +193,8 @@ class VmappedModule:
                 ) from None
             reason = str(error).strip().partition("\n")[0]
             raise Unsupported(f"torch.vmap cannot map it over clients ({type(error).__name__}: {reason})") from None
-        after = _unstacked_state(network)
+        if _host_generators() != drawn:
+            raise Unsupported("its step draws from random or numpy.random, and every client has its own random stream")
         if changed := [name for name in after if not _is_same(before.get(name), after[name])]:
             raise Unsupported(
                 f"its step changes {changed[0]}, of which all clients would share one; a buffer that is persistent has "
@@ -226,14 +241,33 @@ class _Step(nn.Module):
         return loss_of_step(self.module, batch, number)
 
 
-def _unstacked_state(network: nn.Module) -> dict[str, Any]:
-    """Returns copies of what a forward pass may change and a flat vector does not hold, by name.
+def _names_of(network: nn.Module) -> dict[str, list[str]]:
+    """Returns the places that hold each parameter and buffer, by its name: several, if layers share it.
 
-    These are buffers that are not persistent, and attributes that are numbers, texts or the like.
+    A layer that is registered twice is one place.
+    """
+    places: dict[int, list[str]] = {}
+    for path, layer in network.named_modules():
+        held = {**layer._parameters, **layer._buffers}
+        for name, each in held.items():
+            places.setdefault(id(each), []).append(f"{path}.{name}".lstrip("."))
+    return {name: places[id(each)] for name, each in (*network.named_parameters(), *network.named_buffers())}
+
+
+def _host_generators() -> bytes:
+    """Returns the states of Python's and numpy's global generators, to compare."""
+    return pickle.dumps((random.getstate(), np.random.get_state()))
+
+
+def _unstacked_state(network: nn.Module, loss: nn.Module) -> dict[str, Any]:
+    """Returns copies of what the network and the loss may change and a flat vector does not hold, by name.
+
+    These are buffers of the network that are not persistent, and attributes that are numbers, texts or the like.
     """
     held = network.state_dict()
     state: dict[str, Any] = {name: buffer.clone() for name, buffer in network.named_buffers() if name not in held}
-    for path, module in network.named_modules():
+    state |= {f"loss.{name}": buffer.clone() for name, buffer in loss.named_buffers()}
+    for path, module in (*network.named_modules(), *loss.named_modules(prefix="loss")):
         own = {name: value for name, value in vars(module).items() if isinstance(value, SCALARS)}
         state |= {f"{path}.{name}".lstrip("."): value for name, value in own.items() if name != "training"}
     return state

@@ -78,6 +78,8 @@ class Layout:
         frozen = [(name, each.shape) for name, each in network.named_parameters() if not each.requires_grad]
         if not frozen:
             return None
+        if complex_ones := [name for name, each in network.named_parameters() if each.is_complex()]:
+            raise ValueError(f"model.network: parameter {complex_ones[0]!r} is complex; lcfl keeps float32 alone.")
         return cls(tuple(frozen), _buffers(network, frozen=True), 0, tuple(layers_of(name for name, _ in frozen)))
 
     @property
@@ -182,8 +184,31 @@ def _head(network: nn.Module, cut: str | Sequence[str] | None) -> set[str]:
 def _buffers(network: nn.Module, frozen: bool) -> tuple[tuple[str, torch.Size, bool], ...]:
     """Returns the persistent buffers of the layers that are frozen, or of those that are not."""
     places = set(frozen_layers(network))
-    return tuple(
-        (name, buffer.shape, not buffer.is_floating_point())
+    buffers = {
+        name: buffer
         for name, buffer in persistent_buffers(network).items()
         if (name.rpartition(".")[0] in places) is frozen
+    }
+    for name, buffer in buffers.items():
+        _check_buffer(name, buffer, frozen)
+    return tuple((name, buffer.shape, not buffer.is_floating_point()) for name, buffer in buffers.items())
+
+
+def _check_buffer(name: str, buffer: Tensor, frozen: bool) -> None:
+    """Refuses a buffer that a vector in float32 cannot hold, or that a client's model may not have."""
+    if buffer.is_meta:
+        return
+    if buffer.is_complex():
+        why = "it is complex"
+    elif not buffer.is_floating_point() and not torch.equal(buffer.float().to(buffer.dtype), buffer):
+        why = "it has integers that float32 cannot hold"
+    elif not frozen and not buffer.isfinite().all():
+        why = "it has values that are not finite"
+    elif buffer.numel() > 1 and 0 in buffer.stride():
+        why = "its entries share memory (clone it after expand)"
+    else:
+        return
+    raise ValueError(
+        f"model.network: the buffer {name!r} cannot be part of a model: {why}. If nothing in it is learnt, register it "
+        "with persistent=False."
     )

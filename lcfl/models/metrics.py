@@ -46,7 +46,8 @@ def metric_collection(metrics: Mapping[str, Metric], report: str, loss: nn.Modul
                 f"{', '.join(SUMMARIES)}, which are the names of summaries over clients. Rename this metric."
             )
     default = MulticlassAccuracy(average="micro", ignore_index=ignore_index(loss), validate_args=False)
-    return MetricCollection({**({"acc": default} if report == "acc" else {}), **metrics})
+    # Groups of metrics that share their sums would be those that agree on the first client that is measured.
+    return MetricCollection({**({"acc": default} if report == "acc" else {}), **metrics}, compute_groups=False)
 
 
 def reads_logits(metric: Metric, loss: nn.Module) -> bool:

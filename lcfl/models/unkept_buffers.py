@@ -1,4 +1,4 @@
-"""Buffers that are not persistent. No model holds them, so every client begins with their first values."""
+"""Buffers that are not persistent, or None at first. No model holds them, so every client begins with these values."""
 
 import torch
 from torch import Tensor, nn
@@ -7,11 +7,12 @@ __all__ = ["renew", "unkept_buffers"]
 
 
 def unkept_buffers(network: nn.Module) -> list[tuple[str, str, Tensor | None]]:
-    """Returns the buffers that are not persistent: the path of the layer, the name, and a copy of the first value."""
+    """Returns the buffers that no model holds: the path of the layer, the name, and a copy of the first value."""
     return [
-        (path, name, None if layer._buffers[name] is None else layer.get_buffer(name).clone())
+        (path, name, None if buffer is None else buffer.clone())
         for path, layer in network.named_modules()
-        for name in sorted(layer._non_persistent_buffers_set)
+        for name, buffer in sorted(layer._buffers.items())
+        if buffer is None or name in layer._non_persistent_buffers_set
     ]
 
 

@@ -30,7 +30,9 @@ from tests.helpers.builders import (
     blobs,
     blobs_module,
     dealt,
+    engine,
     fedac,
+    fedala,
     fedavg,
     fedbabu,
     fedbn,
@@ -41,6 +43,7 @@ from tests.helpers.builders import (
     fit,
     lcfed,
     lg_fedavg,
+    loaded,
     per_fedavg,
 )
 from tests.helpers.checkpoints import full_state
@@ -270,6 +273,53 @@ def test_checkpoints_keep_the_buffers_of_clients(tmp_path, own):
     assert_same_state(state, back)
     assert back.clients.blank.buffers.tolist() == [0, 1]
     assert [i for i in range(5) if back.clients[i].buffers is not back.clients.blank.buffers] == list(own)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (torch.ones(2, dtype=torch.complex64), "it is complex"),
+        (torch.tensor([2**31 - 1]), "integers that float32 cannot hold"),
+        (torch.tensor([0.0, -torch.inf]), "values that are not finite"),
+        (torch.zeros(1).expand(3), "its entries share memory"),
+    ],
+)
+def test_a_buffer_that_no_model_can_have_is_refused(value, why):
+    def network(persistent=True):
+        made = NormedMLP()
+        made.embedding.register_buffer("given", value, persistent=persistent)
+        return made
+
+    with pytest.raises(ValueError, match=rf"the buffer 'embedding\.given' cannot be part of a model: .*{why}"):
+        FederatedModule(network)
+    FederatedModule(partial(network, persistent=False))
+
+
+class Standardised(NormedMLP):
+    """Remembers the mean of the first batch that it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", None)
+
+    def forward(self, x):
+        if self.mean is None:
+            self.mean = x.mean(0)
+        return super().forward(x - self.mean)
+
+
+def test_a_buffer_that_is_none_at_first_is_none_for_each_client():
+    made = engine(FederatedModule(Standardised, partial(torch.optim.SGD, lr=0.1)), loaded(blobs(2)))
+    start, (first, second) = made.module.initial_model(0), np.split(np.arange(16), 2)
+    alone = made.run_optimizer(start, [second]).model
+    made.run_optimizer(start, [first])
+    assert torch.equal(made.run_optimizer(start, [second]).model, alone)
+
+
+def test_fedala_learns_its_weights_without_moving_the_buffers_of_the_client(tmp_path):
+    watch = fit(module("local", NormedMLP, 0.1), blobs(2), fedala(steps=1), tmp_path, rounds=3, engine="sequential")
+    counted = FederatedModule(NormedMLP, buffer_policy="local").buffer_layout.places["embedding.1.num_batches_tracked"]
+    assert [int(state.buffers[counted]) for state in watch.state.clients.states([0, 1])] == [3, 3]
 
 
 def test_a_client_whose_buffers_are_not_finite_is_left_out():

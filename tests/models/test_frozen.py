@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import nn
 
+from lcfl.distributed.client_output import ClientError
 from lcfl.engines.vmapped import VmappedModule
 from lcfl.models import Layout, SplitNetwork
 from lcfl.models.frozen import frozen_layers, set_trainable
 from lcfl.models.module import FederatedModule
 from lcfl.models.pulls import Pulls
-from tests.helpers.builders import Normed, Pretrained, blobs, engine, linear, loaded, named_engine
+from tests.helpers.builders import Normed, Pretrained, blobs, engine, fedavg, fit, linear, loaded, named_engine
 
 NAMES = ["adapter.weight", "adapter.bias", "decision.weight", "decision.bias"]
 
@@ -195,6 +196,36 @@ def test_the_head_may_be_frozen():
     assert FederatedModule(linear, trainable=["embedding"]).layout.num_embedding == 9
     assert FederatedModule(linear, trainable=["decision"]).layout.num_embedding == 0
     assert FederatedModule(linear, trainable=["decision"], cut=["embedding"]).layout.num_embedding == 8
+
+
+class Teaching(nn.Module):
+    """A frozen teacher follows the student as both train."""
+
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = nn.Linear(16, 8), nn.Linear(16, 8).requires_grad_(False)
+        self.decision = nn.Linear(8, 8)
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.teacher.weight.mul_(0.9).add_(self.student.weight, alpha=0.1)
+        return self.decision(self.student(x) + self.teacher(x))
+
+
+def test_a_frozen_part_that_changes_in_training_is_refused(tmp_path):
+    with pytest.raises(ClientError, match="Teaching changes its frozen part as it trains"):
+        fit(FederatedModule(Teaching), blobs(4), fedavg(), tmp_path)
+
+
+def test_a_complex_parameter_is_refused():
+    def network():
+        made = linear()
+        made.embedding.phase = nn.Parameter(torch.ones(3, dtype=torch.complex64), requires_grad=False)
+        return made
+
+    with pytest.raises(ValueError, match=r"parameter 'embedding\.phase' is complex"):
+        FederatedModule(network)
 
 
 class Shuffled(SplitNetwork):

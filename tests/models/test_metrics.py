@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torchmetrics import MeanAbsoluteError
-from torchmetrics.classification import BinaryAccuracy, MultilabelAccuracy
+from torchmetrics.classification import BinaryAccuracy, MultilabelAccuracy, MultilabelRecall
 
 from lcfl.distributed.worker import measure, measure_once
 from lcfl.models import MLP
@@ -57,6 +57,15 @@ def test_other_metrics_are_measured_as_torchmetrics_does():
     module = FederatedModule(NETWORK, cut=None, loss=nn.MSELoss(), metrics={"mae": MeanAbsoluteError()}, report="mae")
     outputs, targets = torch.ones(4, 8), torch.zeros(4, 8)
     assert measure_once(module, outputs, targets) == {"loss": 1.0, "mae": 1.0}
+
+
+def test_a_metric_does_not_depend_on_which_client_was_measured_first():
+    recalls = {f"r{share}": MultilabelRecall(8, threshold=share / 100) for share in (70, 90)}
+    module = FederatedModule(NETWORK, loss=nn.BCEWithLogitsLoss(), metrics=recalls, report="r70")
+    targets = torch.ones(4, 8)
+    equal, apart = torch.full((4, 8), 5.0), torch.full((4, 8), 2.0)  # probabilities of 0.99 and 0.88
+    assert measure(module, [(equal, targets)])["r90"] == 1
+    assert measure(module, [(apart, targets)])["r90"] == 0 == measure_once(module, apart, targets)["r90"]
 
 
 class OfProbabilities(BinaryAccuracy):

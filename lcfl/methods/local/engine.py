@@ -63,12 +63,15 @@ class Engine(Protocol):
         device: where a method that computes with vectors should put the vectors.
         max_steps: the number of steps after which every local run is cut; None for no cut. `run_optimizer` applies it
             itself.
+        buffers: those of the network ``[Q]`` that the client keeps, updated by each forward pass in training; None if
+            clients keep none, or for the first ones.
     """
 
     module: FederatedModule
     layout: Layout
     device: torch.device
     max_steps: int | None
+    buffers: Tensor | None
 
     def run_optimizer(
         self,

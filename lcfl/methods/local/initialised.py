@@ -98,7 +98,7 @@ class AdaptiveInitialisation(LocalUpdate):
         def blend(weight_S: Tensor) -> Tensor:
             return part.put(own_S + update_S * weight_S, sent)
 
-        is_first = state.memory is None
+        is_first, kept = state.memory is None, engine.buffers
         weight_S = torch.ones_like(own_S) if state.memory is None else state.memory.to(engine.device)
         batches = self._batches(data)[: engine.max_steps]
         losses: list[float] = []
@@ -110,6 +110,7 @@ class AdaptiveInitialisation(LocalUpdate):
                 weight_S = (weight_S - self.weight_lr * part.take(slope.vector) * update_S).clamp(0, 1)
                 losses_of_pass.append(slope.loss)
             losses.append(float(torch.stack(losses_of_pass).float().mean()))
+        engine.buffers = kept  # the forward passes have updated those that the client keeps
         return LocalOutput(blend(weight_S).cpu(), state.consumed, losses[-1], memory=weight_S.cpu())
 
     def _blended(self, layout: Layout) -> ParameterSubset:
