@@ -29,7 +29,7 @@ __all__ = [
     "write_whole",
 ]
 
-LEFTOVER = re.compile(r"\..+\.(\d+|tmp|old)")  # names of what was being written or removed
+LEFTOVER = re.compile(r"\.(.+)\.\d+(\.old)?|\..+\.tmp")  # names of what was being written or replaced
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -160,12 +160,16 @@ def atomic_directory(final: Path, replaces: bool = False) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes what killed processes have left of files and directories that they were writing or removing.
+    """Removes what killed processes have left of files and directories that they were writing or replacing.
 
-    It looks into all folders inside, too. No other process may write into any of them.
+    What a process had put aside to replace it, and could not, gets its name back. It looks into all folders inside,
+    too. No other process may write into any of them.
     """
     for path in list(folder.rglob(".*")):
-        if not LEFTOVER.fullmatch(path.name):
+        if not (name := LEFTOVER.fullmatch(path.name)):
+            continue
+        if name[2] and not (original := path.with_name(name[1])).exists():
+            path.rename(original)
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

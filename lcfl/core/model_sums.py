@@ -4,7 +4,7 @@ Legend: N clients, G groups of clients, P + Q length of a model's flat vector.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ WORTH_THREADS = 100  # additions of a block, which take a few milliseconds
 AT_ONCE = 32  # models that are held at the same time while sums are updated
 
 HALF_ULP = 2.0**-53  # the relative rounding error of one float64 addition
-TOLERANCE = 2.0**-30  # relative to the largest entry; sums with a larger error bound are not used any further
+TOLERANCE = 2.0**-30  # relative to a group's largest entry; sums with a larger error bound are not used any further
 
 Move = tuple[int, int, int]  # a client, the sum that its model leaves and the one that it joins; -1 for none
 
@@ -49,21 +49,27 @@ class ModelSums:
     """The sum of the stored models of each group, in float64.
 
     When a model is replaced, it is subtracted and its successor is added. The cost of a round therefore depends on how
-    many models change, not on how many are stored. Every addition may round. `error` bounds the rounding error that any
-    entry has gathered since the sums were last recomputed from scratch. All additions are in the order of the clients'
-    numbers.
+    many models change, not on how many are stored. Every addition may round. `error` bounds the rounding errors that
+    the entries of each group have gathered since the sums were last recomputed from scratch. All additions are in the
+    order of the clients' numbers.
 
     Attributes:
         total: the sums ``[G, P + Q]``, float64.
         group: the sum that each client's model is in ``[N]``, int64; -1 for none.
-        error: an upper bound of the difference between any entry of `total` and the exact sum.
-        largest: an upper bound of the absolute value of any entry of `total`.
+        error: an upper bound of the difference between a group's entries and the exact sums ``[G]``, float64.
+        largest: an upper bound of the absolute values of a group's entries ``[G]``, float64.
     """
 
     total: Tensor
     group: Tensor
-    error: float = 0.0
-    largest: float = 0.0
+    error: Tensor = field(default_factory=lambda: torch.zeros(()))
+    largest: Tensor = field(default_factory=lambda: torch.zeros(()))
+
+    def __post_init__(self) -> None:
+        self.error, self.largest = (  # checkpoints of earlier versions have one number for all groups
+            torch.as_tensor(each, dtype=torch.float64).expand(len(self.total)).clone()
+            for each in (self.error, self.largest)
+        )
 
     @classmethod
     def from_models(cls, group_N: Tensor, num_groups: int, size: int, move: "Mover") -> "ModelSums":
@@ -81,8 +87,8 @@ class ModelSums:
 
     @property
     def is_exact_enough(self) -> bool:
-        """Whether `error` is at most 2**-30 of the largest entry, which is 64 times less than float32 rounds."""
-        return self.error <= TOLERANCE * self.largest
+        """Whether each `error` is at most 2**-30 of its group's largest entry, 64 times less than float32 rounds it."""
+        return bool((self.error <= TOLERANCE * self.largest)[self.counts() > 0].all())
 
     def take_out(self, clients: Iterable[int], move: "Mover") -> None:
         """Subtracts the models of clients from the sums that they are in."""
@@ -96,7 +102,7 @@ class ModelSums:
         changed = torch.nonzero(self.group != group_N).flatten().tolist()
         move(self, [(client, int(self.group[client]), int(group_N[client])) for client in changed])
         self.group = group_N.clone()
-        self.largest = _largest(self.total)
+        self.largest = torch.tensor([_largest(total) for total in self.total], dtype=torch.float64)
 
     def move(self, moves: Sequence[Move], model_of: Callable[[int], Tensor]) -> None:
         """Carries out moves one after the other, given the stored model ``[P + Q]`` of each client."""
@@ -106,7 +112,7 @@ class ModelSums:
                 model = model_of(client)
                 for group, sign in ((before, -1), (after, 1)):
                     if group >= 0:
-                        self._note(model)
+                        self._note(group, model)
                         terms, signs = changes.setdefault(group, ([], []))
                         terms.append(model)
                         signs.append(sign)
@@ -117,10 +123,10 @@ class ModelSums:
         """Returns the number of models in each sum ``[G]``, int64."""
         return torch.bincount(self.group[self.group >= 0], minlength=len(self.total))
 
-    def _note(self, model: Tensor) -> None:
-        """Updates the bounds for the addition or subtraction of a model."""
-        self.largest += _largest(model)
-        self.error += HALF_ULP * self.largest
+    def _note(self, group: int, model: Tensor) -> None:
+        """Updates the bounds of a group for the addition or subtraction of a model."""
+        self.largest[group] += _largest(model)
+        self.error[group] += HALF_ULP * self.largest[group]
 
 
 Mover = Callable[[ModelSums, Sequence[Move]], None]  # carries out moves in sums, where the models are

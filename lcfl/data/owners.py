@@ -47,8 +47,11 @@ class Owners:
         Raises:
             ValueError: if a sample has no owner.
         """
+        given = values.tolist() if isinstance(values, np.ndarray) else list(values)
         column = np.asarray(values)
-        missing = [n for n, value in enumerate(column.tolist()) if _is_missing(value)]
+        if column.dtype.kind == "f" and all(isinstance(value, int) for value in given):  # too large for int64
+            column = np.array(given, dtype=object)
+        missing = [n for n, value in enumerate(given) if _is_missing(value)]
         if missing:
             raise ValueError(
                 f"{len(missing)} of {len(column)} samples have no owner (the first is sample {missing[0]}); give each "

@@ -105,9 +105,9 @@ class SpreadClientStore(ClientStore):
         by_owner: dict[int, tuple[list[Move]]] = {}
         for client, before, after in moves:
             by_owner.setdefault(self._owner(client), ([],))[0].append((client, place[before], place[after]))
-        part = ModelSums(sums.total[rows], torch.empty(0), sums.error, sums.largest)
+        part = ModelSums(sums.total[rows], torch.empty(0), sums.error[rows], sums.largest[rows])
         part = self._hosts.relay(part, "move", by_owner)
-        sums.total[rows], sums.error, sums.largest = part.total, part.error, part.largest
+        sums.total[rows], sums.error[rows], sums.largest[rows] = part.total, part.error, part.largest
 
     def _owner(self, client: int) -> int:
         return client * len(self._hosts.sizes) // self._num_clients

@@ -31,8 +31,7 @@ MANIFEST = {
 SUMS = {
     "total": Array(("sums", "S"), torch.float64),
     "group": Array(("N",), torch.int64, -1, "sums"),
-    "error": Number(float, 0, inf),
-    "largest": Number(float, 0, inf),
+    **dict.fromkeys(("error", "largest"), (Array(("sums",), torch.float64), Number(float, 0, inf))),  # earlier: one
 }
 STATE = {
     "initial": Array(("S",)),

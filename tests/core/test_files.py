@@ -104,11 +104,20 @@ def test_a_new_directory_replaces_nothing(tmp_path):
 
 def test_remains_of_killed_writers_are_removed(tmp_path):
     inside = tmp_path / "checkpoints"
-    for name in (".round-000001.ckpt.old", ".round-000002.ckpt.tmp", "round-000003.ckpt"):
+    for name in (".round-000003.ckpt.7.old", ".round-000002.ckpt.tmp", "round-000003.ckpt"):
         (inside / name).mkdir(parents=True)
         (inside / name / ".best.json.7").write_text("torn")
-    for name in (".metrics.csv.123", ".lock", ".hidden", "metrics.csv.123"):
+    for name in (".metrics.csv.123", ".lock", ".hidden", ".notes.old", "metrics.csv.123"):
         (tmp_path / name).write_text("")
     remove_leftovers(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == [".hidden", ".lock", "checkpoints", "metrics.csv.123"]
+    assert sorted(os.listdir(tmp_path)) == [".hidden", ".lock", ".notes.old", "checkpoints", "metrics.csv.123"]
     assert os.listdir(inside) == ["round-000003.ckpt"] and os.listdir(inside / "round-000003.ckpt") == []
+
+
+def test_what_was_put_aside_gets_its_name_back_if_its_successor_never_came(tmp_path):
+    """A process was killed between the two renames."""
+    for name in (".final.7.old", ".final.7"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "content").write_text(name)
+    remove_leftovers(tmp_path)
+    assert os.listdir(tmp_path) == ["final"] and (tmp_path / "final/content").read_text() == ".final.7.old"

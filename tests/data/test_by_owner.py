@@ -45,6 +45,17 @@ def test_owners_that_are_numbers_are_sorted_as_numbers():
     assert Owners.of_column(["10", "9", "b"], 3).names == ("10", "9", "b")
 
 
+@pytest.mark.parametrize("missing", [np.nan, None, ""])
+def test_a_missing_owner_in_a_list_is_refused(missing):
+    with pytest.raises(ValueError, match="1 of 3 samples have no owner"):
+        Owners.of_column(["ann", missing, "bob"], 3)
+
+
+def test_owners_beyond_int64_stay_apart():
+    large = [2**63 + 1, 2**63 + 2, 7, -1]
+    assert set(Owners.of_column(large, 4).names) == {str(each) for each in large}
+
+
 def test_owners_with_few_samples_are_left_out():
     data = loaded(own(partition=ByOwner(min_samples=2)))
     assert data.population.names == ("a", "b")

@@ -43,6 +43,24 @@ def test_a_client_has_parts_or_only_training_files(tmp_path):
     }
 
 
+def test_parts_may_be_in_capital_letters(tmp_path):
+    make(tmp_path, "a/Train/x.csv", "a/TEST/y.csv", "b/Train.csv", "b/Val.csv")
+    assert found(tmp_path) == {
+        "a": {TRAIN: ["a/Train/x.csv"], TEST: ["a/TEST/y.csv"]},
+        "b": {TRAIN: ["b/Train.csv"], VAL: ["b/Val.csv"]},
+    }
+
+
+def test_parts_in_capital_letters_are_no_clients(tmp_path):
+    assert "the order is <client>/train" in refused(tmp_path, "Train/a/x.csv", "Test/a/x.csv")
+
+
+@pytest.mark.parametrize("path", ["b.csv.gz", "a/test.CSV.zip", "a/train/y.parquet.xz"])
+def test_compressed_files_of_samples_are_refused(tmp_path, path):
+    said = refused(tmp_path, "a/train/x.csv", "c.csv", path)
+    assert f"ROOT/{path}: it is compressed; unpack it" in said
+
+
 def test_hidden_and_other_files_are_skipped(tmp_path):
     make(tmp_path, ".cache/x.csv", "notes.txt", "a/.hidden.csv", "a/x.csv", "a/README.md", "a/.old/y.csv")
     make(tmp_path, "b/train/x.csv", "b/notes.txt")

@@ -38,6 +38,17 @@ def test_text_targets_are_classes_of_all_clients(tmp_path):
     assert torch.equal(samples.inputs, torch.tensor([[1, 0.5], [2, 1e-3], [4, -4], [5, 5], [6, 6], [3, 3]]))
 
 
+def test_a_quote_may_follow_a_space(tmp_path):
+    (tmp_path / "a.csv").write_text('age, "dose", outcome\n1, 2, "well"\n3, "4", ill\n5,6,well\n')
+    data = dataset(tmp_path)
+    assert data.classes == ("ill", "well") and data.load().inputs.tolist() == [[1, 2], [3, 4], [5, 6]]
+
+
+def test_a_text_beyond_csvs_limit_is_named(tmp_path):
+    (tmp_path / "a.csv").write_text(f"age,note,outcome\n1,{'x' * 200_000},well\n")
+    assert "take out a column of so long texts" in refused(tmp_path)
+
+
 def test_names_with_underscores_are_no_numbers(tmp_path):
     """Python reads 1_0 as 10."""
     write_table(tmp_path / "a/train.csv", COLUMNS, [1, 0.5, "1_0"], [2, 1, "10"], [2, 1, "2"])
@@ -98,7 +109,7 @@ def test_other_dialects(tmp_path):
 
 
 def test_long_tables_are_read_in_blocks(tmp_path, monkeypatch):
-    monkeypatch.setattr(table_files, "BLOCK", 3)
+    monkeypatch.setattr(table_files, "BLOCK", 9)  # three rows
     rows = [[number, -number, f"c{number % 2}"] for number in range(8)]
     write_table(tmp_path / "a.csv", COLUMNS, *rows)
     data = dataset(tmp_path)

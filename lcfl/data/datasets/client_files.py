@@ -11,6 +11,7 @@ from lcfl.data.owners import TEST, TRAIN, VAL, in_order
 __all__ = ["PartFiles", "clients_below", "composed", "refuse"]
 
 PARTS = {"train": TRAIN, "val": VAL, "test": TEST}
+PACKED = (".gz", ".bz2", ".xz", ".zip")
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,9 @@ class PartFiles:
 def clients_below(root: str, suffixes: tuple[str, ...]) -> list[list[PartFiles]]:
     """Returns the parts of every client: of each folder below a folder, and of each file with one of the suffixes.
 
-    A part is a folder or a file called ``train``, ``val`` or ``test``. If a client has none of these, all its files are
-    its training samples. Names that begin with a dot are skipped. Clients are sorted by name, and by number if all
-    names are whole numbers.
+    A part is a folder or a file called ``train``, ``val`` or ``test``, in small or capital letters. If a client has
+    none of these, all its files are its training samples. Names that begin with a dot are skipped. Clients are sorted
+    by name, and by number if all names are whole numbers.
 
     Args:
         root: the folder.
@@ -61,6 +62,7 @@ def clients_below(root: str, suffixes: tuple[str, ...]) -> list[list[PartFiles]]
     clients: dict[str, os.DirEntry[str]] = {}
     known: dict[str, str] = {}
     for entry in found:
+        _check_unpacked(entry, suffixes, "Folders")
         if not (entry.is_dir() or entry.name.lower().endswith(suffixes)):
             continue
         name = composed(_stem(entry, suffixes))
@@ -78,7 +80,7 @@ def clients_below(root: str, suffixes: tuple[str, ...]) -> list[list[PartFiles]]
         raise ValueError(
             f"Folders: there are no clients in {root!r}; it must hold one folder, or one file ({kinds}), per client"
         )
-    if clients.keys() <= PARTS.keys():
+    if {name.casefold() for name in clients} <= PARTS.keys():
         raise ValueError(
             f"Folders: {root!r} holds {' and '.join(clients)} instead of clients; the order is <client>/train, not "
             "train/<client>. A single client needs a folder around its parts."
@@ -103,7 +105,8 @@ def _parts(client: str, home: os.DirEntry[str], root: str, suffixes: tuple[str, 
     entries: dict[str, os.DirEntry[str]] = {}
     others = []
     for entry in _entries(home.path, client):
-        name = _stem(entry, suffixes)
+        _check_unpacked(entry, suffixes, f"Folders: client {client!r}")
+        name = _stem(entry, suffixes).casefold()
         if name not in PARTS:
             others.append(entry)
         elif name in entries:
@@ -138,9 +141,16 @@ def _parts(client: str, home: os.DirEntry[str], root: str, suffixes: tuple[str, 
     return [each for each in parts if each.files]
 
 
+def _check_unpacked(entry: os.DirEntry[str], suffixes: tuple[str, ...], owner: str) -> None:
+    """Refuses a compressed file of samples, which would be left out without a word."""
+    name = entry.name.lower()
+    if name.endswith(tuple(suffix + packed for suffix in suffixes for packed in PACKED)) and not entry.is_dir():
+        raise ValueError(f"{owner}: {entry.path}: it is compressed; unpack it, or take it out of the folder")
+
+
 def _samples(client: str, folder: str, part: int, suffixes: tuple[str, ...]) -> tuple[str, ...]:
     """Returns the files with samples below a folder. A test or validation part may be empty."""
-    names = _names(folder, client)
+    names = _names(folder, client, suffixes)
     files = tuple(name for name in names if name.lower().endswith(suffixes))
     if not files and (names or part == TRAIN):
         got = f"; it has {abbreviated(names)}" if names else ""
@@ -148,12 +158,13 @@ def _samples(client: str, folder: str, part: int, suffixes: tuple[str, ...]) -> 
     return files
 
 
-def _names(folder: str, client: str) -> list[str]:
+def _names(folder: str, client: str, suffixes: tuple[str, ...]) -> list[str]:
     """Returns all files below a folder, in order, as paths with ``/``."""
     names = []
     for entry in _entries(folder, client):
+        _check_unpacked(entry, suffixes, f"Folders: client {client!r}")
         if entry.is_dir():
-            names += [f"{entry.name}/{name}" for name in _names(entry.path, client)]
+            names += [f"{entry.name}/{name}" for name in _names(entry.path, client, suffixes)]
         else:
             names.append(entry.name)
     return names

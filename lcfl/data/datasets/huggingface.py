@@ -119,7 +119,7 @@ class HuggingFace(FederatedDataset):
         columns = {name: column_values(part, str(self._names[name]), by) for name, part in self._parts.items()}
         values = [value for column in columns.values() for value in column]
         num_test = len(columns.get("test", ()))
-        owners = Owners.of_column(np.asarray(values), len(values) - num_test)
+        owners = Owners.of_column(values, len(values) - num_test)
         part = owners.part.copy()
         start = len(columns["train"])
         part[start : start + len(columns.get("val", ()))] = VAL

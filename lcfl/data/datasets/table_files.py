@@ -14,7 +14,7 @@ from lcfl.data.datasets.client_files import composed
 
 __all__ = ["Columns", "Unusable", "names_in", "read_columns"]
 
-BLOCK = 50_000  # rows that are held as text at a time
+BLOCK = 250_000  # cells that are held as text at a time, about 25 MB
 
 
 class Unusable(ValueError):
@@ -69,7 +69,7 @@ def _read_csv(path: str, numbers: Sequence[str], texts: Sequence[str], delimiter
         places = [names.index(name) for name in numbers]
         text = [names.index(name) for name in texts]
         blocks, cells, start = [np.empty((0, len(places)), dtype=np.float32)], [], 0
-        for rows in _blocks(reader):
+        for rows in _blocks(reader, max(1, BLOCK // len(names))):
             for row in rows:
                 if len(row) != len(names):
                     raise Unusable(
@@ -83,16 +83,18 @@ def _read_csv(path: str, numbers: Sequence[str], texts: Sequence[str], delimiter
 
 def _rows_of(file: TextIO, delimiter: str) -> Iterator[list[str]]:
     """Yields the rows. A quote that is never closed would make the rest of the file one cell."""
-    reader = csv.reader(file, delimiter=delimiter, strict=True)
+    # A quote may follow the space after a delimiter, as numbers may.
+    reader = csv.reader(file, delimiter=delimiter, skipinitialspace=delimiter != " ", strict=True)
     try:
         yield from reader
     except csv.Error as error:
-        raise Unusable(f"line {reader.line_num}: {error}; look for a quote that is not closed") from None
+        advice = ", or take out a column of so long texts" if "limit" in str(error) else ""
+        raise Unusable(f"line {reader.line_num}: {error}; look for a quote that is not closed{advice}") from None
 
 
-def _blocks(reader: Iterator[list[str]]) -> Iterator[list[list[str]]]:
+def _blocks(reader: Iterator[list[str]], size: int) -> Iterator[list[list[str]]]:
     rows = filter(None, reader)  # blank lines are empty rows
-    while block := list(islice(rows, BLOCK)):
+    while block := list(islice(rows, size)):
         yield block
 
 

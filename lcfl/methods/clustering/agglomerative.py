@@ -40,7 +40,7 @@ def pairwise_distances(vector_NP: Tensor, metric: Metric = "l2") -> NDArray[np.f
     The matrix is symmetric with a diagonal of zeros. ``l2`` is FedClust Eq. 3. ``cosine`` is 1 - cos, which lies
     between 0 and 2. It is 1 between a vector of zeros and any other vector.
     """
-    rows_NP = normalize(vector_NP.double(), dim=1, eps=1e-12) if metric == "cosine" else vector_NP
+    rows_NP = normalize(vector_NP.double(), dim=1, eps=1e-150) if metric == "cosine" else vector_NP
     total_NN = squared_distances(rows_NP, 1.0 if metric == "l1" else 2.0)
     # For unit vectors, |a - b|^2 = 2 (1 - cos).
     if metric == "cosine":

@@ -176,7 +176,7 @@ def leading_coordinates(row_nP: Tensor, explained: float | None) -> Tensor:
     if explained is not None and rank:
         rank = min(rank, int((share_n < explained * share_n[-1]).sum()) + 1)
     code_nD: Tensor = vector_nn[:, :rank] * square_n[:rank].sqrt()
-    return code_nD
+    return code_nD * (gram_nn.diagonal() > 0).unsqueeze(1)  # rounding would give a row of zeros a direction
 
 
 def squared_distances(row_nP: Tensor, power: float = 2.0) -> Tensor:

@@ -42,6 +42,12 @@ def test_distances_equal_scipys(metric, name, monkeypatch):
     assert found.dtype == np.float64 and (found == found.T).all() and not found.diagonal().any()
 
 
+def test_cosines_do_not_depend_on_the_scale():
+    vectors = torch.randn(7, 10, generator=torch.Generator().manual_seed(0))
+    found = pairwise_distances(vectors * 1e-30, "cosine")
+    np.testing.assert_allclose(found, pairwise_distances(vectors, "cosine"), atol=1e-6)
+
+
 def test_a_vector_of_zeros_is_at_a_right_angle_to_all_others():
     x, zero = [1.0, 0.0], [0.0, 0.0]
     found = pairwise_distances(torch.tensor([zero, x, [-3.0, 0.0], zero]), "cosine")

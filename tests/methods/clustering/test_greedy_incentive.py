@@ -277,3 +277,11 @@ def test_named_layers_must_exist():
         GreedyIncentive(layers=["fc9"]).check_layout(layout)
     with pytest.raises(ValueError, match="the name of at least one layer"):
         GreedyIncentive(layers=[])
+
+
+@pytest.mark.parametrize("explained", [None, 0.9])
+def test_a_row_of_zeros_has_no_direction(explained):
+    rows = torch.randn(7, 40, generator=torch.Generator().manual_seed(0))
+    rows[3] = 0
+    code = leading_coordinates(rows, explained)
+    assert not code[3].any() and code[[0, 1, 2, 4, 5, 6]].any(dim=1).all()

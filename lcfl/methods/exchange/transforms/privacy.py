@@ -22,6 +22,8 @@ from lcfl.models.layout import Layout
 
 __all__ = ["GaussianNoise", "PrivacyGuarantee", "clipped", "epsilon_of", "noise_multiplier_for", "secure_normal"]
 
+MOST_DISTANCE = 1e6  # sensitivity over noise; epsilon is above 5e11 there
+
 
 @dataclass(frozen=True)
 class PrivacyGuarantee:
@@ -181,7 +183,8 @@ def epsilon_of(noise_multiplier: float, delta: float, num_uploads: int) -> float
     if num_uploads == 0 or _delta_of(0.0, distance) <= delta:
         return 0.0
     most = distance**2 / 2 + distance * sqrt(-2 * np.log(delta))
-    if _delta_of(most, distance) >= delta:  # by rounding, with next to no noise; the bound itself holds
+    # With next to no noise, rounding decides, and exponentials overflow; the bound itself holds.
+    if distance > MOST_DISTANCE or _delta_of(most, distance) >= delta:
         return float(most)
     return float(brentq(lambda epsilon: _delta_of(epsilon, distance) - delta, 0.0, most, xtol=1e-12))
 

@@ -79,6 +79,7 @@ def test_epsilon_by_hand():
         assert epsilon_of(1.0, delta, 1) == pytest.approx(epsilon, rel=1e-9)
         assert noise_multiplier_for(epsilon, delta, 1) == pytest.approx(1.0, rel=1e-9)
     assert epsilon_of(1e6, 1e-5, 1) == 0 == epsilon_of(1.0, 1e-5, 0)
+    assert 5e19 < epsilon_of(1e-9, 1e-5, 100) < 6e19  # T / (2 sigma^2), where exponentials overflow
 
 
 @pytest.mark.parametrize(("multiplier", "num_uploads"), [(0.3, 1), (1.0, 1), (4.0, 37), (30.0, 100), (0.5, 10)])
