@@ -29,7 +29,8 @@ __all__ = [
     "write_whole",
 ]
 
-LEFTOVER = re.compile(r"\.(.+)\.\d+(\.old)?|\..+\.tmp")  # names of what was being written or replaced
+# The names of what was being written, replaced (.NAME.PID.old) or removed (.NAME.old).
+LEFTOVER = re.compile(r"\.(.+)\.\d+(\.old)?|\..+\.(tmp|old)")
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -160,7 +161,7 @@ def atomic_directory(final: Path, replaces: bool = False) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes what killed processes have left of files and directories that they were writing or replacing.
+    """Removes what killed processes have left of files and directories that they were writing, replacing or removing.
 
     What a process had put aside to replace it, and could not, gets its name back. It looks into all folders inside,
     too. No other process may write into any of them.

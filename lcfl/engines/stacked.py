@@ -187,6 +187,9 @@ class StackedEngine(SequentialEngine):
         for group in optimizer.param_groups:
             if "lr" in group:
                 group["lr"] = group["lr"] * requests[0].rate_scale
+        is_fused = any(
+            group.get("fused") for group in optimizer.param_groups
+        )  # reads strides of weights alone
         ends = torch.empty(len(requests), self.layout.num_parameters, device=self.device)
         losses, logged = RowMeans(len(requests), self.device), RowMeans(len(requests), self.device)
         for number, groups in enumerate(self.batches.of_steps(requests)):
@@ -196,7 +199,7 @@ class StackedEngine(SequentialEngine):
                 pulls = Pulls._make(None if each is None else each[rows] for each in targets)
                 slopes, output = self._step(at(parameters, rows), at(buffers, rows), batch, number, pulls)
                 for name, slope in slopes.items():
-                    give_gradient(parameters[name], rows, slope)
+                    give_gradient(parameters[name], rows, slope.contiguous() if is_fused else slope)
                 for name, values in output.buffers.items():
                     buffers[name][rows] = values
                 losses.add(rows, {"loss": output.losses[:, None]})

@@ -28,7 +28,7 @@ def at(stacked: Named, rows: Rows) -> Named:
 def give_gradient(parameter: Tensor, rows: Rows, slope: Tensor) -> None:
     """Stores the gradient of some rows where an optimizer finds it."""
     if isinstance(rows, slice):
-        parameter.grad = slope.contiguous()  # fused optimizers read it in the order of the parameter
+        parameter.grad = slope
         return
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)

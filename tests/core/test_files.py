@@ -104,13 +104,13 @@ def test_a_new_directory_replaces_nothing(tmp_path):
 
 def test_remains_of_killed_writers_are_removed(tmp_path):
     inside = tmp_path / "checkpoints"
-    for name in (".round-000003.ckpt.7.old", ".round-000002.ckpt.tmp", "round-000003.ckpt"):
+    for name in (".round-000003.ckpt.7.old", ".round-000001.ckpt.old", ".round-000002.ckpt.tmp", "round-000003.ckpt"):
         (inside / name).mkdir(parents=True)
         (inside / name / ".best.json.7").write_text("torn")
-    for name in (".metrics.csv.123", ".lock", ".hidden", ".notes.old", "metrics.csv.123"):
+    for name in (".metrics.csv.123", ".lock", ".hidden", "metrics.csv.123"):
         (tmp_path / name).write_text("")
     remove_leftovers(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == [".hidden", ".lock", ".notes.old", "checkpoints", "metrics.csv.123"]
+    assert sorted(os.listdir(tmp_path)) == [".hidden", ".lock", "checkpoints", "metrics.csv.123"]
     assert os.listdir(inside) == ["round-000003.ckpt"] and os.listdir(inside / "round-000003.ckpt") == []
 
 

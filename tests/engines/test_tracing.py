@@ -1,4 +1,4 @@
-"""The modules that the compiled engine accepts, and its reasons to refuse others."""
+"""The programs of networks, and the networks that have none."""
 
 from functools import partial
 
@@ -6,25 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from lcfl.data.spec import SampleSpec
-from lcfl.engines import compiled
-from lcfl.engines.compiled import check_compiled
 from lcfl.engines.forward_graph import Unsupported
 from lcfl.engines.kernels import KIND
 from lcfl.engines.tracing import trace
 from lcfl.models import CNN, LeNet5, SplitNetwork
-from lcfl.models.module import FederatedModule
 from tests.engines.networks import SHAPE, Functional, Plain
 
 NAMES = {number: name for name, number in KIND.items()}
-
-
-def module(network=Plain, optimizer=None, kind=FederatedModule, **options):
-    return kind(network, optimizer or partial(torch.optim.SGD, lr=0.1), **options)
-
-
-def check(made, dtype=torch.float32, **options):
-    check_compiled(made, SampleSpec(SHAPE, dtype, 10), **options)
 
 
 def test_lenet_is_a_chain_with_relus_in_place():
@@ -303,111 +291,6 @@ def test_pools_over_the_size_that_the_code_reads(sides):
 
     pool, _ = trace(Pooling(), SHAPE).ops
     assert (pool.kernel_h, pool.kernel_w) == SHAPE[1:]
-
-
-class OwnStep(FederatedModule):
-    def training_step(self, batch, batch_idx=0):
-        return super().training_step(batch, batch_idx)
-
-
-def patched():
-    made = module()
-    made.regularizer = lambda: 0.0
-    return made
-
-
-def hooked_loss():
-    made = module()
-    made.loss.register_forward_hook(lambda loss, inputs, value: 3 * value)
-    return made
-
-
-def patched_loss():
-    made = module()
-    made.loss.forward = lambda scores, targets: 3 * nn.functional.cross_entropy(scores, targets)
-    return made
-
-
-def hooked_module():
-    made = module()
-    made.register_forward_hook(lambda module, inputs, scores: 3 * scores)
-    return made
-
-
-def two_rates(parameters):
-    first, *others = parameters
-    return torch.optim.SGD([{"params": [first], "lr": 0.1}, {"params": others, "lr": 0.2}])
-
-
-@pytest.mark.parametrize(
-    ("made", "options", "why"),
-    [
-        (partial(module), {"precision": "16-mixed"}, "not in 16-mixed on cpu"),
-        (partial(module), {"device": "cuda"}, "not in 32-true on cuda"),
-        (partial(module), {"dtype": torch.int64}, "inputs are torch.int64"),
-        (partial(module, kind=OwnStep), {}, "OwnStep defines its own training_step"),
-        (partial(module, loss=nn.CrossEntropyLoss(label_smoothing=0.1)), {}, "not the plain cross-entropy"),
-        (partial(module, loss=nn.CrossEntropyLoss(reduction="sum")), {}, "the loss is a sum"),
-        (partial(module, loss=nn.CrossEntropyLoss(ignore_index=0)), {}, "the loss ignores label 0"),
-        (partial(module, loss=nn.MultiMarginLoss()), {}, "MultiMarginLoss"),
-        (patched, {}, "FederatedModule defines its own regularizer"),
-        (hooked_loss, {}, "its loss has hooks"),
-        (patched_loss, {}, "another forward"),
-        (hooked_module, {}, "FederatedModule or its loss has hooks"),
-        (partial(module, optimizer=torch.optim.Adam), {}, "the optimizer is Adam"),
-        (partial(module, optimizer=two_rates), {}, "the same plain settings for all parameters"),
-        (
-            partial(module, optimizer=partial(torch.optim.SGD, lr=0.1, maximize=True)),
-            {},
-            "SGD that minimizes, without hooks",
-        ),
-    ],
-)
-def test_refuses_modules_whose_step_it_would_replace(made, options, why):
-    with pytest.raises(Unsupported, match=why):
-        check(made(), **options)
-
-
-@pytest.mark.parametrize("hook", ["register_step_pre_hook", "register_step_post_hook"])
-def test_refuses_an_optimizer_with_hooks(hook):
-    def hooked(parameters):
-        optimizer = torch.optim.SGD(parameters, lr=0.1)
-        getattr(optimizer, hook)(lambda *args: None)
-        return optimizer
-
-    with pytest.raises(Unsupported, match="without hooks"):
-        check(module(optimizer=hooked))
-
-
-class Doubled(Plainly):
-    def forward(self, x):
-        return 2 * super().forward(x)
-
-
-class Wider(Plainly):
-    def __init__(self):
-        super().__init__()
-        self.decision = nn.Linear(3 * 11 * 9, 5)
-
-
-@pytest.mark.parametrize(
-    ("network", "why"),
-    [
-        (Doubled, "class scores are not those of its trace"),
-        (Wider, r"returns \[2, 5\] for two samples, and its trace 4 each"),
-        (layers(features=296), "cannot take two random inputs"),
-    ],
-)
-def test_refuses_a_network_that_its_trace_does_not_show(monkeypatch, network, why):
-    monkeypatch.setattr(compiled, "trace", lambda network, *others: trace(Plainly(), SHAPE))
-    with pytest.raises(Unsupported, match=why):
-        check(module(network))
-
-
-def test_accepts_plain_networks_also_while_gradients_are_off():
-    with torch.no_grad(), torch.autocast("cpu"):
-        check(module())
-    check(module(Plainly))
 
 
 def test_does_not_change_the_network():
