@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from lcfl.cli.shipped_configs import find
+from lcfl.cli.trial_log import last_error, warnings_in
 from lcfl.cli.trials import Point, Trial
 from lcfl.cli.yaml_files import LOADER, SUFFIXES
 from lcfl.core.files import write_json
@@ -68,6 +69,7 @@ class Sweep:
     say: Callable[[str], None] = _print_line
     program: Sequence[str] = (sys.executable, *SAFE_PATH, "-m", "lcfl", "fit")
     cut_off: set[str] = field(default_factory=set, init=False)
+    _warned: set[tuple[str, str]] = field(default_factory=set, init=False)
 
     def command(self, trial: Trial) -> list[str]:
         """Returns the arguments of ``lcfl fit`` for a trial."""
@@ -272,11 +274,15 @@ class Sweep:
             children.add(child)
             status = child.wait()
             children.discard(child)
+        for warning in warnings_in(path, begin):
+            if (trial.method, warning) not in self._warned:  # all runs of a method warn of the same
+                self._warned.add((trial.method, warning))
+                self.say(f"{trial.name}: {warning}")
         if status == 0:
             return True
         is_stopped = abs(status) in STOPPED
         ending = "stopped" if is_stopped else f"failed with status {status}"
-        reason = "" if is_stopped else _last_error(path, begin)
+        reason = "" if is_stopped else last_error(path, begin)
         if status < 0 or is_stopped or LOST in reason:  # such as a process that was killed for its memory
             self.cut_off.add(trial.name)
         self.say(f"{trial.name}: {ending}; see {path}{reason}")
@@ -361,13 +367,6 @@ def validation_of(run: FinishedRun) -> Validation | None:
     if not names or isnan(value := run.metrics[names[0]]):
         return None
     return Validation(reported.score(value), reported.text(value) + " %" * reported.is_accuracy)
-
-
-def _last_error(log: Path, begin: int) -> str:
-    """Returns the last error of ``lcfl`` in a run's output from byte `begin` on, as a separate line; empty if none."""
-    output = log.read_bytes()[begin:].decode(errors="replace")
-    errors = [line for line in output.splitlines() if line.startswith("lcfl: error: ")]
-    return f"\n  {errors[-1]}" if errors else ""
 
 
 def _by_name(words: Sequence[str]) -> dict[str, Any]:

@@ -187,9 +187,7 @@ class StackedEngine(SequentialEngine):
         for group in optimizer.param_groups:
             if "lr" in group:
                 group["lr"] = group["lr"] * requests[0].rate_scale
-        is_fused = any(
-            group.get("fused") for group in optimizer.param_groups
-        )  # reads strides of weights alone
+        is_fused = any(group.get("fused") for group in optimizer.param_groups)  # reads strides of weights alone
         ends = torch.empty(len(requests), self.layout.num_parameters, device=self.device)
         losses, logged = RowMeans(len(requests), self.device), RowMeans(len(requests), self.device)
         for number, groups in enumerate(self.batches.of_steps(requests)):

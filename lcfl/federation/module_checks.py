@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from math import isfinite
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,11 +47,26 @@ def _check_automatic(module: FederatedModule) -> None:
 
 def _checked_optimizer(module: FederatedModule) -> Optimizer:
     """Returns the module's optimizer, after it has checked that it is one and that its settings are finite."""
+    factory, calls = module.optimizer, [0]
+
+    def counted(parameters: Any) -> Optimizer:
+        calls[0] += 1
+        return factory(parameters)
+
+    module.optimizer = counted
     try:
         with errors_of("model.optimizer"):
             optimizer = module.configure_optimizers()
     except RuntimeError as error:  # of torch, for a list in place of a number
         raise ValueError(f"model.optimizer: {error}.") from error
+    finally:
+        module.optimizer = factory
+    if not calls[0]:
+        warnings.warn(
+            f"model.optimizer: {type(module).__name__}.configure_optimizers does not call self.optimizer, so it has no "
+            "effect. Return self.optimizer(parameters), or leave model.optimizer out.",
+            stacklevel=3,
+        )
     if not isinstance(optimizer, Optimizer):
         raise ValueError(
             f"{type(module).__name__}.configure_optimizers: got {type(optimizer).__name__}; a local run needs one "

@@ -103,6 +103,7 @@ class FederatedModule(pl.LightningModule):
         buffer_layout: the layout of the flat vector ``[Q]`` of buffers that are not exchanged; None if there are none.
         frozen_layout: the layout of the flat vector ``[F]`` of all that is frozen; None if nothing is.
         pulls: the targets of the two pulls.
+        has_regularized: whether `regularizer` was called since this was last set to False.
         has_accuracy_alone: whether lcfl's accuracy is the only metric.
         reported: the metric that `report` names.
         directions: whether larger values are better, by metric; None if nobody says so.
@@ -158,6 +159,7 @@ class FederatedModule(pl.LightningModule):
         self.trainer_metrics = nn.ModuleDict({f"{each}_": self.metrics.clone(f"{each}/") for each in ("val", "test")})
         keep_apart(self.metrics)
         self.pulls: Pulls = NO_PULLS
+        self.has_regularized = False
         self._logged: dict[str, list[Tensor]] | None = None
 
     @property
@@ -232,6 +234,7 @@ class FederatedModule(pl.LightningModule):
 
         A correction changes the gradient and not the value.
         """
+        self.has_regularized = True
         centre = self.pulls.centre if self.cluster_weight > 0 else None
         target = self.pulls.embedding if self.global_weight > 0 else None
         correction = self.pulls.correction

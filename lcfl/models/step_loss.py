@@ -1,5 +1,6 @@
 """The loss of one training step, which a subclass of `FederatedModule` may define as it likes."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -13,10 +14,20 @@ __all__ = ["check_gradient", "loss_of_step"]
 def loss_of_step(module: FederatedModule, batch: Batch, number: int = 0) -> Tensor:
     """Returns the loss that `training_step` gives for a batch, either alone or as the entry ``loss`` of a dict.
 
+    Warns if the step leaves out the pulls of the method.
+
     Raises:
         ValueError: if the loss is anything other than one number.
     """
+    module.has_regularized = False
     output: Any = module.training_step(batch, number)
+    if not module.has_regularized and (left_out := _pulls_in(module)):
+        kind = type(module).__name__
+        warnings.warn(
+            f"model: {kind}.training_step does not call self.regularizer(), so {left_out} has no effect. Return the "
+            "loss + self.regularizer().",
+            stacklevel=2,
+        )
     loss = output.get("loss") if isinstance(output, dict) else output
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         got = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(output).__name__
@@ -25,6 +36,19 @@ def loss_of_step(module: FederatedModule, batch: Batch, number: int = 0) -> Tens
             'a dict that has it as "loss".'
         )
     return loss
+
+
+def _pulls_in(module: FederatedModule) -> str:
+    """Returns the names of what `FederatedModule.regularizer` would add now, for a warning; empty for nothing."""
+    if type(module).regularizer is not FederatedModule.regularizer:
+        return ""
+    centre, embedding, correction = module.pulls
+    given = {
+        "model.cluster_weight": centre is not None and module.cluster_weight > 0,
+        "model.global_weight": embedding is not None and module.global_weight > 0,
+        "the method's correction of gradients": correction is not None,
+    }
+    return " and ".join(name for name, is_given in given.items() if is_given)
 
 
 def check_gradient(module: FederatedModule, loss: Tensor) -> None:

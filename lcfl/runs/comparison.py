@@ -217,6 +217,10 @@ def check_same_setting(entries: Sequence[Entry]) -> None:
     for name, values in compared.items():
         if len(values) > 1:
             warnings.warn(f"{name} differs between these runs: {', '.join(sorted(values))}.", stacklevel=2)
+    seeds = {entry.label: ", ".join(str(run.seed) for run in entry.runs) for entry in entries}
+    if len(set(seeds.values())) > 1:
+        known = "; ".join(f"{label}: {own}" for label, own in seeds.items())
+        warnings.warn(f"the seeds differ between these runs ({known}); give all methods the same ones.", stacklevel=2)
 
 
 def rows_of(entries: Sequence[Entry], target: float | None = None) -> tuple[list[Row], dict[tuple[int, str], float]]:
@@ -226,8 +230,8 @@ def rows_of(entries: Sequence[Entry], target: float | None = None) -> tuple[list
 
     Args:
         entries: the entries from `entries_of`.
-        target: the value whose first round is determined; None stands for nine tenths of the best final value, or for a
-            metric whose smaller values are better, ten ninths.
+        target: the value whose first round is determined; None stands for nine tenths of the best final value of the
+            models that are measured during training, or for a metric whose smaller values are better, ten ninths.
 
     Returns:
         The rows, and the targets by setting and protocol; nan for a backdoor, whose success is nothing to reach.
@@ -237,12 +241,14 @@ def rows_of(entries: Sequence[Entry], target: float | None = None) -> tuple[list
         members = [entry for entry in entries if entry.setting == setting]
         for protocol in dict.fromkeys(protocol for entry in members for protocol, _ in entry.test_sets):
             reported = members[0].runs[0].reported
-            best = reported.best(
-                mean(run.metrics[f"test/{protocol}/{kind}/{reported.name}"] for run in entry.runs)
-                for entry in members
-                for of, kind in entry.test_sets
-                if of == protocol
-            )
+            finals, followed = [], []
+            for entry in members:
+                for of, kind in entry.test_sets:
+                    if of == protocol:
+                        name = f"test/{protocol}/{kind}/{reported.name}"
+                        finals.append(mean(run.metrics[name] for run in entry.runs))
+                        followed += finals[-1:] if all(run.curve(name) for run in entry.runs) else []
+            best = reported.best(followed or finals)  # what is measured at the end alone reaches nothing before
             aim = _share_of(best, reported) if target is None else target
             targets[setting, protocol] = nan if protocol == BACKDOOR else aim
             rows += [

@@ -283,7 +283,12 @@ class Server:
         state, name = self.state, type(self.method.aggregation).__name__
         read = self.method.exchange.before_aggregation(uploads, self.layout, self.seed, state.round)
         with rng.seeded(self.seed, "aggregation", state.round), _unchanged(read, name):
-            self.method.aggregation(state, read, self.layout)
+            returned: object = self.method.aggregation(state, read, self.layout)
+        if returned is not None:
+            raise ValueError(
+                f"{name}: got a {type(returned).__name__} back; an aggregation returns nothing. It sets the models of "
+                "the next round in the state: state.global_model and, with clusters, state.centres."
+            )
         self._check_models(state, name)
 
     def _sent(self, exchange: Exchange, clients: Sequence[int], number: int = 0) -> dict[int, Downlink]:

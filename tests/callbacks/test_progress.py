@@ -283,6 +283,14 @@ def test_table_of_validation_metrics():
     assert text.split("weighted")[1].split()[0] != "val"
 
 
+def test_names_are_wrapped_before_numbers_are_cut():
+    summaries = ("", "_std", "_worst10", "_weighted")
+    metrics = {f"test/own_split/after_local/r2{end}": -1.928e16 for end in summaries}
+    metrics["val/own_split/after_local/r2"] = -1.928e16
+    text = rendered(evaluation_table(metrics, "test", "r2"))
+    assert text.count("-1.928e+16") == 5 and "after_local" not in text and "…" not in text
+
+
 def test_every_metric_that_was_added_has_a_table():
     added = {"f1": 0.5, "f1_std": 0.25, "f1_worst10": 0.125, "top2": 1234.5678}
     metrics = METRICS | {f"test/own_split/global/{name}": value for name, value in added.items()}

@@ -39,6 +39,8 @@ if "sleep" in options:
     time.sleep(float(options["sleep"]))
 if options.get("trainer.fast_dev_run") == "true":
     sys.exit()
+if "warn" in options:
+    print("lcfl: warning: " + options["warn"])
 if options.get("fail") in (name, "all"):
     (root / name / "version_0" / "checkpoints" / "round-000001.ckpt").mkdir(parents=True)
     sys.exit("lcfl: error: by hand")
@@ -153,6 +155,14 @@ def test_a_failed_run_is_reported_and_resumed(sweep, tmp_path):
     assert "lcfl: error: by hand" in Path(log).read_text() and "lcfl fit -c " in Path(log).read_text()
     assert sweep("--fail=fedavg-seed0").run(trials)[0] is None
     assert sweep.calls()[-1] == f"fedavg-seed0 {tmp_path / 'out' / 'fedavg-seed0' / 'version_0'}"
+
+
+def test_warnings_of_runs_are_repeated_once_per_method(sweep):
+    sweep("--warn=it has no effect.").run(
+        [Trial(method, (), seed) for method in ("fedavg", "local") for seed in (0, 1)]
+    )
+    warned = [line for line in sweep.said if "warning" in line]
+    assert warned == [f"{name}-seed0: warning: it has no effect." for name in ("fedavg", "local")]
 
 
 def test_runs_that_save_nothing_are_refused_and_do_not_block_later_runs(sweep):

@@ -51,6 +51,8 @@ from lcfl.methods.local import (
 from lcfl.methods.method import Method
 from lcfl.models import MLP
 from lcfl.models.module import FederatedModule
+from lcfl.models.pulls import NO_PULLS, Pulls
+from lcfl.models.step_loss import loss_of_step
 from tests.helpers.builders import (
     blobs,
     blobs_module,
@@ -201,6 +203,53 @@ def test_hooks_of_lightning_trainer_are_a_warning(names):
     with pytest.warns(UserWarning, match=f"^model: Derived defines {', '.join(names)}, which lightning.T") as caught:
         check_method(fedavg(), derived(linear), 5)
     assert len(caught) == 1
+
+
+class OwnOptimizer(FederatedModule):
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.trained_parameters())
+
+
+class Adjusted(FederatedModule):
+    def configure_optimizers(self):
+        return super().configure_optimizers()
+
+
+def test_an_optimizer_without_effect_is_a_warning():
+    with pytest.warns(UserWarning, match=r"^model.optimizer: OwnOptimizer.configure_optimizers does not call self.opt"):
+        check_method(fedavg(), OwnOptimizer(linear), 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_method(fedavg(), Adjusted(linear), 5)
+
+
+class OwnStep(FederatedModule):
+    def training_step(self, batch, batch_idx=0):
+        return self.loss(self(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize(
+    ("pulls", "what"),
+    [
+        ((torch.ones(4), None, None), "model.cluster_weight"),
+        ((torch.ones(4), torch.ones(2), None), "model.cluster_weight and model.global_weight"),
+        ((None, None, torch.ones(4)), "the method's correction of gradients"),
+    ],
+)
+def test_a_step_that_leaves_out_the_pulls_is_a_warning(pulls, what):
+    made = OwnStep(linear, cluster_weight=0.5, global_weight=0.5)
+    made.pulls = Pulls(*pulls)
+    batch = torch.ones(3, 2), torch.zeros(3, dtype=torch.int64)
+    with pytest.warns(
+        UserWarning, match=rf"^model: OwnStep.training_step does not call self.regularizer\(\), so {what}"
+    ):
+        loss_of_step(made, batch)
+    plain = FederatedModule(linear, cluster_weight=0.5, global_weight=0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss_of_step(plain, batch)
+        made.pulls = NO_PULLS
+        loss_of_step(made, batch)
 
 
 def test_manual_optimization_is_refused():

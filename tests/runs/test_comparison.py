@@ -178,6 +178,24 @@ def test_an_unfair_comparison_gives_a_warning(tmp_path):
         check_same_setting(entries_of(find_runs([tmp_path])))
 
 
+def test_different_seeds_give_a_warning(tmp_path):
+    for name, seeds in (("a", (0, 1)), ("b", (0,))):
+        for seed in seeds:
+            made(tmp_path, f"{name}-seed{seed}", seed, method={"class": name})
+    with pytest.warns(UserWarning, match=r"^the seeds differ between these runs \(a: 0, 1; b: 0\); give all methods"):
+        check_same_setting(entries_of(find_runs([tmp_path])))
+
+
+def test_the_default_target_is_that_of_models_that_are_measured_during_training(tmp_path):
+    path = made(tmp_path, "a", 0, at_end=("after_local",))
+    summary = json.loads((path / "summary.json").read_text())
+    summary["metrics"]["test/own_split/after_local/acc"] = 1.0
+    (path / "summary.json").write_text(json.dumps(summary))
+    rows, targets = rows_of(entries_of(find_runs([tmp_path])))
+    assert targets == {(1, "own_split"): pytest.approx(0.9 * 0.6)}
+    assert next(row for row in rows if row.model == "global").rounds_to_target == 2
+
+
 def test_different_local_work_gives_a_warning(tmp_path):
     for name, work in (("a", {"epochs": 10}), ("b", {"steps": 5}), ("c", {"steps": 1, "epochs": None}), ("d", {})):
         made(tmp_path, name, 0, method={"local_update": {"class": "LocalTraining", **work}})

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
+import torch
 
 from lcfl import Callback, Federation, Method
 from lcfl.methods import FullModel, GlobalMean, LocalTraining
@@ -15,6 +16,18 @@ class Halving(GlobalMean):
         for each in uploads:
             each.payload["model"].mul_(0.5)
         super().__call__(state, uploads, layout)
+
+
+@dataclass(frozen=True)
+class Returning(GlobalMean):
+    def __call__(self, state, uploads, layout):
+        return torch.stack([each.payload["model"] for each in uploads]).mean(dim=0)
+
+
+def test_an_aggregation_that_returns_the_model_is_refused(tmp_path):
+    federation = Federation(1, default_root_dir=tmp_path, accelerator="cpu", devices=1)
+    with pytest.raises(ValueError, match=r"Returning: got a Tensor back; an aggregation returns nothing"):
+        federation.fit(blobs_module(), blobs(), Method(LocalTraining(steps=1), FullModel(), Returning()))
 
 
 class Clearing(Callback):

@@ -15,7 +15,8 @@ from torch import Tensor
 from lcfl.cli.federated_cli import instantiate_data
 from lcfl.cli.loading import load
 from lcfl.core import rng
-from lcfl.core.files import atomic_file, check_new
+from lcfl.core.files import atomic_file, check_new, read_json
+from lcfl.data.datamodule import FederatedDataModule
 from lcfl.runs.result import Run
 
 __all__ = ["main", "parser"]
@@ -52,9 +53,9 @@ def main(args: Sequence[str]) -> None:
         CheckpointError: if there is no such checkpoint.
         FileExistsError: if the file exists already.
         FileNotFoundError: if there is no run, or if its data set is missing.
-        ValueError: if the samples lie on the nodes of a fleet, if the run's method has no such model, if the client or
-            the protocol does not exist, if there are no test samples, or if targets are masks or tokens, which have no
-            place in a line.
+        ValueError: if the samples lie on the nodes of a fleet, if the data have changed since the run, if the run's
+            method has no such model, if the client or the protocol does not exist, if there are no test samples, or if
+            targets are masks or tokens, which have no place in a line.
     """
     options = parser().parse_args(args)
     if options.out is not None:
@@ -85,6 +86,7 @@ def _rows(run: Run, path: Path, kind: str, only: str | None, protocol: str | Non
     data = instantiate_data(path / "config.yaml")
     data.prepare_data()
     data.setup()
+    _check_data(path, data)
     population, spec = data.population, data.dataset.spec
     protocol = data.protocols[0] if protocol is None else protocol
     if protocol not in data.protocols:
@@ -120,6 +122,19 @@ def _rows(run: Run, path: Path, kind: str, only: str | None, protocol: str | Non
             cells = _classified(outputs, targets, classes) if has_labels else _numbers(outputs, targets)
             for index, row in zip(part.tolist(), cells, strict=True):
                 yield [*who, index, *row]
+
+
+def _check_data(path: Path, data: FederatedDataModule) -> None:
+    """Refuses other data than those of the run: clients and test samples would be other ones."""
+    run = read_json(path / "partition.json")
+    now = {"data_fingerprint": data.samples.fingerprint(), "fingerprint": data.population.fingerprint}
+    names = {"data_fingerprint": "samples", "fingerprint": "clients' shares of them"}
+    if changed := [names[key] for key, value in now.items() if run.get(key) != value]:
+        raise ValueError(
+            f"predict: the {' and the '.join(changed)} have changed since the run in {path}, so its clients and test "
+            "samples would be other ones. Restore the run's data. New clients get a model from lcfl onboard, and any "
+            "other samples from a model that lcfl export writes."
+        )
 
 
 def _classified(scores: Tensor, labels: Tensor, classes: Sequence[str] | None) -> Iterator[list[object]]:

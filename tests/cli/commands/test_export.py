@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 import lcfl
@@ -265,3 +266,18 @@ def test_the_samples_of_a_fleet_are_not_taken_from_this_machine(run, here):
     (copy / "fleet.json").write_text("{}")
     with pytest.raises(ValueError, match=f"predict: {copy} is the run of a fleet, whose test samples lie on its nodes"):
         predict.main([str(copy), "--model=global"])
+
+
+@pytest.mark.parametrize(("option", "what"), [("seed", "clients' shares of them"), ("dataset", "samples")])
+def test_predictions_on_changed_data_are_refused(run, tmp_path, option, what):
+    """One client would get another one's rows, or rows that it was trained on."""
+    other = shutil.copytree(run.path, tmp_path / "changed")
+    config = yaml.safe_load((other / "config.yaml").read_text())
+    if option == "seed":
+        config["data"]["seed"] += 1
+    else:
+        config["data"]["dataset"]["init_args"]["seed"] += 1
+    (other / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(ValueError, match=f"predict: the .*{what}.* changed since the run in {other}"):
+        predict.main([str(other), "--model=global", "--out=none.csv"])
+    assert not Path("none.csv").exists()
