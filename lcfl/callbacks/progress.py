@@ -186,8 +186,8 @@ def evaluation_table(metrics: Mapping[str, float], stage: Literal["val", "test"]
         pad_edge=False,
         padding=(0, 1) if has_room else (0, 0, 0, 1),
     )
-    table.add_column("protocol")  # with too little room, names are wrapped and numbers are not cut
-    table.add_column("model")
+    table.add_column("protocol", overflow="fold")  # with too little room, names are wrapped and numbers are not cut
+    table.add_column("model", overflow="fold")
     for header in columns:
         table.add_column(header, justify="right", no_wrap=True)
     for protocol, kinds in kinds_by_protocol.items():
