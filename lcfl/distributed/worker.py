@@ -197,8 +197,8 @@ class Worker:
         if self.module.frozen_fingerprint != self._frozen:
             raise ValueError(
                 f"model.network: {type(self.module.network).__name__} changes its frozen part as it trains. All "
-                "clients of a rank share that part, and no model holds it. Keep in buffers what the network updates "
-                "itself (register_buffer), or train it."
+                "clients of a rank share that part, and no model holds it. Register what the network updates itself as "
+                "a buffer (register_buffer), or train it."
             )
         self._frozen = None
 

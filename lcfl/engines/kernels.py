@@ -147,7 +147,7 @@ def compiler_command() -> list[str]:
     try:
         command = shlex.split(given)
     except ValueError as error:
-        raise Unavailable(f"$CXX is {given!r}, which is no command ({error}); change it") from None
+        raise Unavailable(f"$CXX is {given!r}, which is not a valid command ({error}); change it") from None
     command = command or [name for name in COMPILERS if shutil.which(name)][:1]
     if not command or shutil.which(command[0]) is None:
         raise Unavailable(f"there is no C++ compiler ({' or '.join(command[:1] or COMPILERS)}; set $CXX to another)")

@@ -75,7 +75,9 @@ def check_stacked(module: FederatedModule, spec: SampleSpec, precision: str = "3
         raise Unsupported("the network has hooks for its backward pass")
     for layer in module.network.modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
-            options = {name: getattr(layer, name) for name in ("padding_idx", "max_norm", "sparse")}
+            is_plain = isinstance(layer, nn.Embedding) and not layer.weight.requires_grad  # only max_norm has an effect
+            names = ("max_norm",) if is_plain else ("padding_idx", "max_norm", "sparse")
+            options = {name: getattr(layer, name) for name in names}
             if given := [name for name, value in options.items() if value is not None and value is not False]:
                 raise Unsupported(f"torch.vmap does not follow {given[0]} of its {type(layer).__name__}")
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):

@@ -120,7 +120,8 @@ class _Tracer:
             return self.layer(self.network.get_submodule(str(node.target)), inputs[0])
         name = node.target if isinstance(node.target, str) else FUNCTIONS.get(node.target, "")
         args = fx.map_arg(node.args[1:], lambda each: self.sizes.get(each, each))
-        options = {key: value for key, value in node.kwargs.items() if key != "input"}
+        options = fx.map_arg(node.kwargs, lambda each: self.sizes.get(each, each))
+        options = {key: value for key, value in options.items() if key != "input"}
         if name == "relu":
             return self.relu(inputs[0], bool(args or options.get("inplace")))
         if name in ("add", "iadd") and len(inputs) == 2 and len(args) == 1 and not options:
@@ -357,7 +358,7 @@ def _pool(kind: type[nn.Module], args: Sequence[Any], options: dict[str, Any]) -
     try:
         return kind(*args, **options)
     except TypeError:
-        raise Unsupported(f"its forward pass calls the function of {kind.__name__} with unusual arguments") from None
+        raise Unsupported(f"it calls the functional form of {kind.__name__} with unusual arguments") from None
 
 
 def _offsets(tensors: Iterable[Tensor]) -> dict[int, int]:

@@ -24,7 +24,7 @@ __all__ = ["StepOutput", "VmappedModule", "Named", "Probe"]
 Named = dict[str, Tensor]
 
 SAMPLES = 3  # in a trial
-NEAR = 0.05  # what the weights of its models differ by, at most
+NEAR = 0.05  # what the weights of its models differ by, at most, for one input
 SCALARS = (int, float, complex, str, bytes, type(None))  # bool is an int
 APART = 1e-3  # more than float32 sums differ by if only their order changes, also in TF32
 
@@ -165,7 +165,10 @@ class VmappedModule:
         network, num_parameters = self.module.network, self.module.layout.num_parameters
         models = torch.stack([self.module.layout.pack(network)] * 2)
         with rng.seeded(1, "stacked trial"):  # weights of zero would hide what depends on what
-            models[:, :num_parameters] += NEAR * torch.rand(2, num_parameters)
+            for name, shape in self.module.layout.parameters:
+                place, inputs_of_one = self.module.layout.places[name], shape[1:].numel()
+                shift = 2 * torch.rand(2, shape.numel()) - 1
+                models[:, place] += NEAR / inputs_of_one**0.5 * shift  # small beside what a layer begins with
         models = models.to(device)
         apart = self.module.buffer_layout
         kept = models[:, num_parameters:] if apart is None else torch.stack([apart.pack(network)] * 2)
@@ -200,7 +203,7 @@ class VmappedModule:
                 f"its step changes {changed[0]}, of which all clients would share one; a buffer that is persistent has "
                 "a value for each client"
             )
-        if not torch.allclose(scores[:, :1], first, rtol=APART, atol=APART):
+        if not torch.allclose(scores[:, :1], first, rtol=APART, atol=APART, equal_nan=True):
             raise Unsupported("in evaluation the scores of one sample depend on the other samples")
         sample_bytes = inputs[0, 0].nbytes + sum(saved) // (2 * SAMPLES)
         ignores_padding = spec.dtype.is_floating_point and self._ignores_padding(

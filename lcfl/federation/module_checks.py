@@ -1,7 +1,8 @@
 """Checks of a module and its optimizer, before training starts."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -47,13 +48,8 @@ def _check_automatic(module: FederatedModule) -> None:
 
 def _checked_optimizer(module: FederatedModule) -> Optimizer:
     """Returns the module's optimizer, after it has checked that it is one and that its settings are finite."""
-    factory, calls = module.optimizer, [0]
-
-    def counted(parameters: Any) -> Optimizer:
-        calls[0] += 1
-        return factory(parameters)
-
-    module.optimizer = counted
+    factory = module.optimizer
+    module.optimizer = watched = _Watched(factory)
     try:
         with errors_of("model.optimizer"):
             optimizer = module.configure_optimizers()
@@ -61,10 +57,11 @@ def _checked_optimizer(module: FederatedModule) -> Optimizer:
         raise ValueError(f"model.optimizer: {error}.") from error
     finally:
         module.optimizer = factory
-    if not calls[0]:
+    is_default = isinstance(factory, partial) and (factory.func, factory.keywords) == (torch.optim.SGD, {"lr": 0.01})
+    if not watched.is_used and not is_default:
         warnings.warn(
-            f"model.optimizer: {type(module).__name__}.configure_optimizers does not call self.optimizer, so it has no "
-            "effect. Return self.optimizer(parameters), or leave model.optimizer out.",
+            f"model.optimizer has no effect: {type(module).__name__}.configure_optimizers does not use self.optimizer. "
+            "Return self.optimizer(parameters), or leave model.optimizer out.",
             stacklevel=3,
         )
     if not isinstance(optimizer, Optimizer):
@@ -84,6 +81,21 @@ def _checked_optimizer(module: FederatedModule) -> Optimizer:
                 f"model.optimizer: {type(optimizer).__name__} got {name}={value}; it must be a finite number."
             )
     return optimizer
+
+
+class _Watched:
+    """A factory of optimizers that notices whether it is used, by a call or through an attribute."""
+
+    def __init__(self, factory: Callable[..., Optimizer]) -> None:
+        self.factory, self.is_used = factory, False
+
+    def __call__(self, *args: Any, **options: Any) -> Optimizer:
+        self.is_used = True
+        return self.factory(*args, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        self.is_used = True
+        return getattr(self.factory, name)
 
 
 def _check_parameters(module: FederatedModule, optimizer: Optimizer) -> None:

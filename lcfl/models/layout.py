@@ -82,6 +82,16 @@ class Layout:
             raise ValueError(f"model.network: parameter {complex_ones[0]!r} is complex; lcfl keeps float32 alone.")
         return cls(tuple(frozen), _buffers(network, frozen=True), 0, tuple(layers_of(name for name, _ in frozen)))
 
+    def check_finite(self, network: nn.Module) -> None:
+        """Refuses buffers in models whose first values are not finite, because such models are not averaged."""
+        for name, *_ in self.buffers:
+            if not network.get_buffer(name).is_meta and not network.get_buffer(name).float().isfinite().all():
+                raise ValueError(
+                    f"model.network: the buffer {name!r} cannot be part of a model: it has values that are not finite "
+                    "in float32. Give it finite first values, set model.buffer_policy to local, or, if nothing in it "
+                    "is learnt, register it with persistent=False."
+                )
+
     @property
     def names(self) -> list[str]:
         """The names of parameters and buffers, in the order of the vector."""
@@ -190,21 +200,19 @@ def _buffers(network: nn.Module, frozen: bool) -> tuple[tuple[str, torch.Size, b
         if (name.rpartition(".")[0] in places) is frozen
     }
     for name, buffer in buffers.items():
-        _check_buffer(name, buffer, frozen)
+        _check_buffer(name, buffer)
     return tuple((name, buffer.shape, not buffer.is_floating_point()) for name, buffer in buffers.items())
 
 
-def _check_buffer(name: str, buffer: Tensor, frozen: bool) -> None:
-    """Refuses a buffer that a vector in float32 cannot hold, or that a client's model may not have."""
+def _check_buffer(name: str, buffer: Tensor) -> None:
+    """Refuses a buffer that a vector in float32 cannot hold."""
     if buffer.is_meta:
         return
     if buffer.is_complex():
         why = "it is complex"
     elif not buffer.is_floating_point() and not torch.equal(buffer.float().to(buffer.dtype), buffer):
         why = "it has integers that float32 cannot hold"
-    elif not frozen and not buffer.isfinite().all():
-        why = "it has values that are not finite"
-    elif buffer.numel() > 1 and 0 in buffer.stride():
+    elif any(step == 0 and size > 1 for step, size in zip(buffer.stride(), buffer.shape, strict=True)):
         why = "its entries share memory (clone it after expand)"
     else:
         return

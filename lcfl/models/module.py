@@ -140,6 +140,7 @@ class FederatedModule(pl.LightningModule):
         self.buffer_layout: Layout | None = None
         if self.layout.buffers and buffer_policy != "average":
             self.layout, self.buffer_layout = self.layout.split_buffers()
+        self.layout.check_finite(self.network)
         self._unkept = unkept_buffers(self.network)
         if init_except and init_from is None:
             warnings.warn(f"model.init_except: {init_except} has no effect without model.init_from.", stacklevel=2)

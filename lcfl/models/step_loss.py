@@ -24,7 +24,7 @@ def loss_of_step(module: FederatedModule, batch: Batch, number: int = 0) -> Tens
     if not module.has_regularized and (left_out := _pulls_in(module)):
         kind = type(module).__name__
         warnings.warn(
-            f"model: {kind}.training_step does not call self.regularizer(), so {left_out} has no effect. Return the "
+            f"model: {kind}.training_step does not call self.regularizer(), so this has no effect: {left_out}. Return "
             "loss + self.regularizer().",
             stacklevel=2,
         )

@@ -31,7 +31,9 @@ MANIFEST = {
 SUMS = {
     "total": Array(("sums", "S"), torch.float64),
     "group": Array(("N",), torch.int64, -1, "sums"),
-    **dict.fromkeys(("error", "largest"), (Array(("sums",), torch.float64), Number(float, 0, inf))),  # earlier: one
+    **dict.fromkeys(
+        ("error", "largest"), (Array(("sums",), torch.float64), Number(float, 0, inf))
+    ),  # one in earlier versions
 }
 STATE = {
     "initial": Array(("S",)),

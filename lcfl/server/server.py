@@ -284,7 +284,7 @@ class Server:
         read = self.method.exchange.before_aggregation(uploads, self.layout, self.seed, state.round)
         with rng.seeded(self.seed, "aggregation", state.round), _unchanged(read, name):
             returned: object = self.method.aggregation(state, read, self.layout)
-        if returned is not None:
+        if returned is not None and returned is not state:
             raise ValueError(
                 f"{name}: got a {type(returned).__name__} back; an aggregation returns nothing. It sets the models of "
                 "the next round in the state: state.global_model and, with clusters, state.centres."

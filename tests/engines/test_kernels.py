@@ -67,7 +67,11 @@ def test_a_failed_build_names_the_reason_and_leaves_no_files(fresh, tmp_path, mo
 
 @pytest.mark.parametrize(
     ("command", "why"),
-    [('c++ "-O2', "which is no command"), ("{folder}/data", "cannot be run"), ("{folder}/orphan", "cannot be run")],
+    [
+        ('c++ "-O2', "which is not a valid command"),
+        ("{folder}/data", "cannot be run"),
+        ("{folder}/orphan", "cannot be run"),
+    ],
 )
 def test_a_command_that_is_no_compiler_is_named(fresh, tmp_path, monkeypatch, command, why):
     for name, text in {"data": "no program", "orphan": "#!/no/such/shell\n"}.items():

@@ -215,12 +215,21 @@ class Adjusted(FederatedModule):
         return super().configure_optimizers()
 
 
+class Grouped(FederatedModule):
+    def configure_optimizers(self):
+        return torch.optim.SGD([{"params": self.trained_parameters()}], **self.optimizer.keywords)
+
+
 def test_an_optimizer_without_effect_is_a_warning():
-    with pytest.warns(UserWarning, match=r"^model.optimizer: OwnOptimizer.configure_optimizers does not call self.opt"):
-        check_method(fedavg(), OwnOptimizer(linear), 5)
+    with pytest.warns(
+        UserWarning, match=r"^model.optimizer has no effect: OwnOptimizer.configure_optimizers does not use"
+    ):
+        check_method(fedavg(), OwnOptimizer(linear, partial(torch.optim.SGD, lr=0.1)), 5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        check_method(fedavg(), Adjusted(linear), 5)
+        check_method(fedavg(), OwnOptimizer(linear), 5)
+        check_method(fedavg(), Adjusted(linear, partial(torch.optim.SGD, lr=0.1)), 5)
+        check_method(fedavg(), Grouped(linear, partial(torch.optim.SGD, lr=0.1)), 5)
 
 
 class OwnStep(FederatedModule):
@@ -241,7 +250,8 @@ def test_a_step_that_leaves_out_the_pulls_is_a_warning(pulls, what):
     made.pulls = Pulls(*pulls)
     batch = torch.ones(3, 2), torch.zeros(3, dtype=torch.int64)
     with pytest.warns(
-        UserWarning, match=rf"^model: OwnStep.training_step does not call self.regularizer\(\), so {what}"
+        UserWarning,
+        match=rf"^model: OwnStep.training_step does not call self.regularizer\(\), so this has no effect: {what}",
     ):
         loss_of_step(made, batch)
     plain = FederatedModule(linear, cluster_weight=0.5, global_weight=0.5)

@@ -281,6 +281,7 @@ def test_checkpoints_keep_the_buffers_of_clients(tmp_path, own):
         (torch.ones(2, dtype=torch.complex64), "it is complex"),
         (torch.tensor([2**31 - 1]), "integers that float32 cannot hold"),
         (torch.tensor([0.0, -torch.inf]), "values that are not finite"),
+        (torch.tensor([1e300], dtype=torch.float64), "values that are not finite in float32"),
         (torch.zeros(1).expand(3), "its entries share memory"),
     ],
 )

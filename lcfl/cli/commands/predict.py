@@ -125,15 +125,15 @@ def _rows(run: Run, path: Path, kind: str, only: str | None, protocol: str | Non
 
 
 def _check_data(path: Path, data: FederatedDataModule) -> None:
-    """Refuses other data than those of the run: clients and test samples would be other ones."""
+    """Refuses data that differ from the run's, because clients and test samples would not be the same."""
     run = read_json(path / "partition.json")
     now = {"data_fingerprint": data.samples.fingerprint(), "fingerprint": data.population.fingerprint}
     names = {"data_fingerprint": "samples", "fingerprint": "clients' shares of them"}
     if changed := [names[key] for key, value in now.items() if run.get(key) != value]:
         raise ValueError(
-            f"predict: the {' and the '.join(changed)} have changed since the run in {path}, so its clients and test "
-            "samples would be other ones. Restore the run's data. New clients get a model from lcfl onboard, and any "
-            "other samples from a model that lcfl export writes."
+            f"predict: the {' and the '.join(changed)} have changed since the run in {path}, so clients and test "
+            "samples would not be those of the run. Restore its data; another version of lcfl may also read them "
+            "differently. New clients get a model from lcfl onboard; for other samples, use lcfl export."
         )
 
 

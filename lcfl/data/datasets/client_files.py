@@ -39,7 +39,7 @@ class PartFiles:
 def clients_below(root: str, suffixes: tuple[str, ...]) -> list[list[PartFiles]]:
     """Returns the parts of every client: of each folder below a folder, and of each file with one of the suffixes.
 
-    A part is a folder or a file called ``train``, ``val`` or ``test``, in small or capital letters. If a client has
+    A part is a folder or a file called ``train``, ``val`` or ``test``, in lower or upper case. If a client has
     none of these, all its files are its training samples. Names that begin with a dot are skipped. Clients are sorted
     by name, and by number if all names are whole numbers.
 
@@ -142,7 +142,7 @@ def _parts(client: str, home: os.DirEntry[str], root: str, suffixes: tuple[str, 
 
 
 def _check_unpacked(entry: os.DirEntry[str], suffixes: tuple[str, ...], owner: str) -> None:
-    """Refuses a compressed file of samples, which would be left out without a word."""
+    """Refuses a compressed file of samples, which would be skipped silently."""
     name = entry.name.lower()
     if name.endswith(tuple(suffix + packed for suffix in suffixes for packed in PACKED)) and not entry.is_dir():
         raise ValueError(f"{owner}: {entry.path}: it is compressed; unpack it, or take it out of the folder")

@@ -88,7 +88,7 @@ def _rows_of(file: TextIO, delimiter: str) -> Iterator[list[str]]:
     try:
         yield from reader
     except csv.Error as error:
-        advice = ", or take out a column of so long texts" if "limit" in str(error) else ""
+        advice = ", or remove a column with texts this long" if "limit" in str(error) else ""
         raise Unusable(f"line {reader.line_num}: {error}; look for a quote that is not closed{advice}") from None
 
 
