@@ -163,13 +163,7 @@ class VmappedModule:
             with rng.seeded(0, "stacked trial"):
                 inputs = torch.randn(2, SAMPLES, *spec.shape).to(device, spec.dtype)
         network, num_parameters = self.module.network, self.module.layout.num_parameters
-        models = torch.stack([self.module.layout.pack(network)] * 2)
-        with rng.seeded(1, "stacked trial"):  # weights of zero would hide what depends on what
-            for name, shape in self.module.layout.parameters:
-                place, inputs_of_one = self.module.layout.places[name], shape[1:].numel()
-                shift = 2 * torch.rand(2, shape.numel()) - 1
-                models[:, place] += NEAR / inputs_of_one**0.5 * shift  # small beside what a layer begins with
-        models = models.to(device)
+        models = self._two_nearby().to(device)
         apart = self.module.buffer_layout
         kept = models[:, num_parameters:] if apart is None else torch.stack([apart.pack(network)] * 2)
         parameters = self.parameters(models)
@@ -210,6 +204,16 @@ class VmappedModule:
             parameters, kept.to(device), inputs, targets
         )
         return Probe(ignores_padding, sample_bytes)
+
+    def _two_nearby(self) -> Tensor:
+        """Returns two models near the network's own ``[2, P + Q]``: weights of zero would hide what depends on what."""
+        layout = self.module.layout
+        models = torch.stack([layout.pack(self.module.network)] * 2)
+        with rng.seeded(1, "stacked trial"):
+            for name, shape in layout.parameters:
+                shift = 2 * torch.rand(2, shape.numel()) - 1
+                models[:, layout.places[name]] += NEAR / shape[1:].numel() ** 0.5 * shift  # little for a layer's output
+        return models
 
     def _ignores_padding(self, parameters: Named, kept: Tensor, inputs: Tensor, targets: Tensor) -> bool:
         """Returns whether a step stays the same if its batch gets an ignored sample that is far from the others.

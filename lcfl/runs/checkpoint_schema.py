@@ -31,9 +31,8 @@ MANIFEST = {
 SUMS = {
     "total": Array(("sums", "S"), torch.float64),
     "group": Array(("N",), torch.int64, -1, "sums"),
-    **dict.fromkeys(
-        ("error", "largest"), (Array(("sums",), torch.float64), Number(float, 0, inf))
-    ),  # one in earlier versions
+    # One number for all sums in earlier versions.
+    **dict.fromkeys(("error", "largest"), (Array(("sums",), torch.float64), Number(float, 0, inf))),
 }
 STATE = {
     "initial": Array(("S",)),

@@ -241,14 +241,15 @@ def rows_of(entries: Sequence[Entry], target: float | None = None) -> tuple[list
         members = [entry for entry in entries if entry.setting == setting]
         for protocol in dict.fromkeys(protocol for entry in members for protocol, _ in entry.test_sets):
             reported = members[0].runs[0].reported
-            finals, followed = [], []
-            for entry in members:
-                for of, kind in entry.test_sets:
-                    if of == protocol:
-                        name = f"test/{protocol}/{kind}/{reported.name}"
-                        finals.append(mean(run.metrics[name] for run in entry.runs))
-                        followed += finals[-1:] if all(run.curve(name) for run in entry.runs) else []
-            best = reported.best(followed or finals)  # what is measured at the end alone reaches nothing before
+            tested = [
+                (entry.runs, f"test/{protocol}/{kind}/{reported.name}")
+                for entry in members
+                for of, kind in entry.test_sets
+                if of == protocol
+            ]
+            # What is measured at the end alone reaches nothing before.
+            followed = [(runs, name) for runs, name in tested if all(run.curve(name) for run in runs)] or tested
+            best = reported.best(mean(run.metrics[name] for run in runs) for runs, name in followed)
             aim = _share_of(best, reported) if target is None else target
             targets[setting, protocol] = nan if protocol == BACKDOOR else aim
             rows += [

@@ -89,6 +89,18 @@ class Tiled(nn.Module):
         return self.decision(torch.flatten(x, 1))
 
 
+class Plainly(nn.Module):
+    """The smallest network, for tests that change one thing in it."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Conv2d(3, 3, 1)
+        self.decision = nn.Linear(3 * 11 * 9, 4)
+
+    def forward(self, x):
+        return self.decision(self.one(x).flatten(1))
+
+
 class Pixels(SplitNetwork):
     """A network without a linear layer: the class scores are the pixels of the last map."""
 

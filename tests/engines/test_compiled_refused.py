@@ -12,7 +12,7 @@ from lcfl.engines.compiled import check_compiled
 from lcfl.engines.forward_graph import Unsupported
 from lcfl.engines.tracing import trace
 from lcfl.models.module import FederatedModule
-from tests.engines.networks import SHAPE, Plain
+from tests.engines.networks import SHAPE, Plain, Plainly
 
 
 def module(network=Plain, optimizer=None, kind=FederatedModule, **options):
@@ -21,16 +21,6 @@ def module(network=Plain, optimizer=None, kind=FederatedModule, **options):
 
 def check(made, dtype=torch.float32, **options):
     check_compiled(made, SampleSpec(SHAPE, dtype, 10), **options)
-
-
-class Plainly(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one = nn.Conv2d(3, 3, 1)
-        self.decision = nn.Linear(3 * 11 * 9, 4)
-
-    def forward(self, x):
-        return self.decision(self.one(x).flatten(1))
 
 
 class OwnStep(FederatedModule):

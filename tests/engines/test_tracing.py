@@ -10,7 +10,7 @@ from lcfl.engines.forward_graph import Unsupported
 from lcfl.engines.kernels import KIND
 from lcfl.engines.tracing import trace
 from lcfl.models import CNN, LeNet5, SplitNetwork
-from tests.engines.networks import SHAPE, Functional, Plain
+from tests.engines.networks import SHAPE, Functional, Plain, Plainly
 
 NAMES = {number: name for name, number in KIND.items()}
 
@@ -46,12 +46,7 @@ def layers(*middle, features=3 * 11 * 9):
     return lambda: SplitNetwork(nn.Sequential(*middle, nn.Flatten()), nn.Linear(features, 4))
 
 
-class Shared(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one = nn.Conv2d(3, 3, 1)
-        self.decision = nn.Linear(3 * 11 * 9, 4)
-
+class Shared(Plainly):
     def forward(self, x):
         return self.decision(self.one(self.one(x)).flatten(1))
 
@@ -76,11 +71,6 @@ class Hooked(Shared):
         super().__init__()
         self.decision.register_forward_hook(lambda *args: None)
 
-    def forward(self, x):
-        return self.decision(self.one(x).flatten(1))
-
-
-class Plainly(Shared):
     def forward(self, x):
         return self.decision(self.one(x).flatten(1))
 
