@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lcfl.core.messages import all_finite
+from lcfl.core.raw_bytes import raw_bytes
 from lcfl.data.augmentation import Augmentation
 from lcfl.data.conversion import as_input, as_targets, target_dtype
 from lcfl.data.normalisation import Affine, affine_of, normalised, unnormalised
@@ -307,7 +308,7 @@ def update_digest(digest: Any, values: Tensor | NDArray[Any]) -> None:
             array = tensor.numpy(force=True)
         except TypeError:  # numpy has no bfloat16 and no float8
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            array = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+            array = raw_bytes(tensor).numpy()
     else:
         array = values
     digest.update(f"{array.dtype.str}{array.shape}".encode())

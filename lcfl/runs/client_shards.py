@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lcfl.core.checkpoint_shards import CheckpointShard
 from lcfl.core.clients import VECTORS, ClientState, ClientStore
+from lcfl.core.raw_bytes import raw_bytes
 from lcfl.runs.serialization import write_serialized
 
 __all__ = ["content_hash", "current_clients", "fixed_hash", "shard_states", "stamp_of", "write_fixed", "write_shards"]
@@ -88,7 +89,7 @@ def fixed_hash(name: str, tensor: Tensor) -> str:
 
 def content_hash(tensor: Tensor) -> str:
     """Returns the SHA-256 of a tensor's entries."""
-    return hashlib.sha256(tensor.resolve_neg().contiguous().view(-1).view(torch.uint8).numpy().data).hexdigest()
+    return hashlib.sha256(raw_bytes(tensor).numpy().data).hexdigest()
 
 
 def _written(

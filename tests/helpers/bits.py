@@ -4,14 +4,15 @@ from dataclasses import is_dataclass
 
 import torch
 
+from lcfl.core.raw_bytes import raw_bytes
+
 
 def same(one, other):
     """Returns whether two values are equal to the last bit, and in type and structure."""
     if isinstance(one, torch.Tensor):
         if not isinstance(other, torch.Tensor) or (one.dtype, one.shape) != (other.dtype, other.shape):
             return False
-        left, right = (tensor.detach().contiguous().reshape(-1) for tensor in (one, other))
-        return torch.equal(left.view(torch.uint8), right.view(torch.uint8))  # NaN equals NaN, but -0.0 differs from 0.0
+        return torch.equal(raw_bytes(one), raw_bytes(other))  # NaN equals NaN, but -0.0 differs from 0.0
     if isinstance(one, dict):
         return isinstance(other, dict) and list(one) == list(other) and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple):
