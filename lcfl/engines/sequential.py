@@ -11,12 +11,14 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.precision import MixedPrecision
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.optim import Optimizer
 
 from lcfl.core import rng
 from lcfl.data.samples import Samples
 from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
 from lcfl.methods.local.sgd import sgd_settings
+from lcfl.methods.local.training import mean_loss
 from lcfl.models.layout import Part
 from lcfl.models.metrics import weight_in_loss
 from lcfl.models.module import FederatedModule
@@ -100,7 +102,7 @@ class SequentialEngine:
         """See `lcfl.methods.local.engine.Engine.run_optimizer`."""
         module = self.load(start).train()
         self._pull_towards(pulls)
-        step = self._stepper(rate_scale, part)
+        step: Callable[[Tensor], None] | None = None
         losses = []
         with module.collecting() as logged:
             for number, indices in enumerate(islice(batches, self.max_steps)):
@@ -108,21 +110,23 @@ class SequentialEngine:
                 with self.fabric.autocast():
                     loss = loss_of_step(module, batch, number)
                 check_gradient(module, loss)
+                step = step or self._stepper(loss, rate_scale, part)
                 step(loss)
                 losses.append(loss.detach())
         check_steps(losses)
         self._keep_buffers()
-        means = {name: _mean(values) for name, values in logged.items()}
-        return OptimizerResult(self.layout.pack(module.network), _mean(losses), means)
+        means = {name: mean_loss(values) for name, values in logged.items()}
+        return OptimizerResult(self.layout.pack(module.network), mean_loss(losses), means)
 
-    def _stepper(self, rate_scale: float, part: Part) -> Callable[[Tensor], None]:
-        """Returns a function that makes a step of a new run from a loss.
+    def _stepper(self, first: Tensor, rate_scale: float, part: Part) -> Callable[[Tensor], None]:
+        """Returns a function that makes a step of a new run from a loss, of which `first` is the first.
 
-        It computes plain SGD itself. For any other optimizer it makes an object by the module's `configure_optimizers`.
+        It computes plain SGD itself. For any other optimizer, and for checkpoints through which only `backward` finds
+        all parameters, it makes an object by the module's `configure_optimizers`.
         """
         names, trained = self.layout.names_of(part), self.module.trained_parameters()
         holds = [name in names for name, _ in self.layout.parameters]
-        if self._sgd is not None:
+        if self._sgd is not None and not _has_reentrant_checkpoint(first):
             settings = self._sgd
             parameters = list(compress(trained, holds))
             velocities: list[Tensor | None] = [None] * len(parameters)
@@ -213,6 +217,12 @@ class SequentialEngine:
         with module.collecting() as logged, self.fabric.autocast():
             loss = loss_of_step(module, batch, number)
         check_gradient(module, loss)
+        if _has_reentrant_checkpoint(loss):
+            raise ValueError(
+                "model.network: it recomputes activations by torch.utils.checkpoint with use_reentrant=True, and this "
+                "method cannot differentiate through that. Set use_reentrant=False (in transformers: "
+                "gradient_checkpointing_enable({'use_reentrant': False}))."
+            )
         parameters = module.trained_parameters()
         slopes = self._slopes(loss, parameters, create_graph=direction is not None)
         if direction is not None:
@@ -318,6 +328,19 @@ class SequentialEngine:
             scaling.scaler = torch.amp.GradScaler(self.device.type, init_scale=FIRST_SCALE)
 
 
+def _has_reentrant_checkpoint(loss: Tensor) -> bool:
+    """Returns whether a second pass, which `torch.autograd.grad` does not start, finds some of the parameters."""
+    waiting, seen = [loss.grad_fn], set[Node]()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            if type(node).__name__ == "CheckpointFunctionBackward":
+                return True
+            seen.add(node)
+            waiting += [each for each, _ in node.next_functions]
+    return False
+
+
 def _convolutions(network: nn.Module) -> list[nn.Conv2d]:
     return [each for each in network.modules() if isinstance(each, nn.Conv2d)]
 
@@ -332,7 +355,3 @@ def check_steps(steps: Sequence[object]) -> None:
     """Raises a ValueError for a local run without a step."""
     if not steps:
         raise ValueError("run_optimizer: got no batch; a local run takes at least one step.")
-
-
-def _mean(values: list[Tensor]) -> float:
-    return float(torch.stack(values).float().mean())

@@ -45,6 +45,11 @@ def metric_collection(metrics: Mapping[str, Metric], report: str, loss: nn.Modul
                 f"model.metrics: got the name {name!r}; a name has no slash, is not loss, and does not end in "
                 f"{', '.join(SUMMARIES)}, which are the names of summaries over clients. Rename this metric."
             )
+        if not name or "." in name or hasattr(MetricCollection([]), name):
+            raise ValueError(
+                f"model.metrics: got the name {name!r}; torchmetrics allows no empty name, no dot and no name of an "
+                "attribute of its MetricCollection. Rename this metric."
+            )
     default = MulticlassAccuracy(average="micro", ignore_index=ignore_index(loss), validate_args=False)
     # Groups of metrics that share their sums would be those that agree on the first client that is measured.
     return MetricCollection({**({"acc": default} if report == "acc" else {}), **metrics}, compute_groups=False)

@@ -188,7 +188,7 @@ def reported_by(entries: Sequence[Entry]) -> Reported:
         (one, first), (other, second) = list(runs.items())[:2]
         raise ValueError(
             f"these runs cannot be compared: {first.path} reports {one.name} and {second.path} reports {other.name}. "
-            "Set model.report and model.larger_is_better alike for all."
+            "Compare the runs of one metric at a time, or set model.report and model.larger_is_better alike for all."
         )
     return next(iter(runs))
 

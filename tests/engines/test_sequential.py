@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from lcfl.core.clients import ClientState
 from lcfl.core.messages import Downlink
@@ -302,6 +303,31 @@ def test_channels_are_innermost_unless_weights_outnumber_the_values_between_laye
     sequential = engine(FederatedModule(network), data, precision=precision)
     sequential.run_optimizer(sequential.module.initial_model(0), [np.arange(8)])
     assert sequential._channels_last is innermost
+
+
+class Recomputing(SplitNetwork):
+    """Recomputes its activations in a second pass that starts within the first one's backward pass."""
+
+    def forward(self, inputs):
+        return checkpoint(super().forward, inputs.requires_grad_(), use_reentrant=True)
+
+
+@pytest.mark.parametrize("part", ["all", "head"])
+def test_activations_may_be_recomputed(part):
+    def trained(kind):
+        module = FederatedModule(lambda: kind(nn.Linear(2, 3), nn.Linear(3, 2)), partial(torch.optim.SGD, lr=0.1))
+        return engine(module, DATA).run_optimizer(start(module), [batch(0, 1), batch(2, 3)], part=part).model
+
+    assert torch.equal(trained(Recomputing), trained(SplitNetwork))
+
+
+def test_a_gradient_that_leaves_out_what_is_recomputed_is_refused():
+    module = FederatedModule(lambda: Recomputing(nn.Linear(2, 3), nn.Linear(3, 2)), partial(torch.optim.SGD, lr=0.1))
+    made, w = engine(module, DATA), start(module)
+    with pytest.raises(ValueError, match="Set use_reentrant=False"):
+        made.gradient(w, batch(0, 1))
+    with pytest.raises(ValueError, match="Set use_reentrant=False"):
+        made.hessian_vector_product(w, batch(0, 1), torch.ones_like(w))
 
 
 def test_the_start_is_not_changed():

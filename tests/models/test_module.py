@@ -181,7 +181,7 @@ def test_a_user_defined_accuracy_replaces_the_accuracy():
     assert blobs_module(metrics={"acc": ours}).metrics["acc"] is ours
 
 
-@pytest.mark.parametrize("name", ["loss", "a/b", "f1_std", "acc_worst10"])
+@pytest.mark.parametrize("name", ["loss", "a/b", "f1_std", "acc_worst10", "half", "a.b", ""])
 def test_names_of_metrics_that_are_taken_are_refused(name):
     with pytest.raises(ValueError, match=f"model.metrics: got the name '{name}'; .* Rename"):
         blobs_module(metrics={name: MulticlassAccuracy(8)})
