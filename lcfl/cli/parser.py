@@ -25,7 +25,7 @@ from lcfl.cli.option_paths import without_init_args
 from lcfl.cli.shipped_configs import configurations
 from lcfl.cli.type_errors import is_union, without_types
 from lcfl.core.earlier_versions import RENAMED_CLASSES, current_path
-from lcfl.core.validation import check_values, signature_of
+from lcfl.core.validation import check_values, shortened, signature_of
 from lcfl.data.membership import OF_NAMES
 from lcfl.federation.settings import in_place_of
 
@@ -191,6 +191,13 @@ def _without_class(option: str, message: str, takes_class: bool) -> str:
     """Returns a message about a class that is misspelt, or not named although its arguments are; else an empty text."""
     if re.search(r"'init_args': .*\n\s*Subclass types expect one of|class_path='torch\.nn\.Module'\)$", message):
         return f"{option}: got init_args, but no class. Add its class_path, or give this layer after one that names it."
+    if match := re.search(
+        r"(?:Unexpected import path format|Config file loop detected): (.*?)(?: -> .*)?$", message, re.M
+    ):
+        return (
+            f"{option}: got {shortened(match[1], 90)}, which names no class. Give the name of a class; a file of data "
+            "is an argument of its class."
+        )
     match = re.search(r"Expected a dot import path string: (\w+)", message)
     nested = re.search(r"Given value: NestedArg\(key='(\w+)\.(?:init_args\.)?([\w.]+)', val='(.*?)'\)", message)
     if nested and (match or "Not a valid subclass" in message):

@@ -1,6 +1,7 @@
 """Tests the errors of the parser for unknown names and missing arguments, and where it finds classes."""
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -257,6 +258,16 @@ WEIGHT = "model.loss.init_args.weight: expected a list of numbers or null, got [
 def test_a_value_of_a_wrong_type_is_reported_with_what_was_expected(capsys, words, message):
     said = failure(capsys, *FIT, words)
     assert said.startswith(f"lcfl: error: {message}")
+    assert len(said.splitlines()) == 2
+
+
+@pytest.mark.parametrize(("file", "shown"), [("table.csv", "table.csv"), ("folder/table.csv", "age,label")])
+def test_a_file_of_data_in_place_of_a_class_is_explained(capsys, monkeypatch, tmp_path, file, shown):
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path(file).write_text("age,label\n0.5,1\n0.7,2\n")
+    said = failure(capsys, *FIT, f"--data.dataset={file}")
+    assert said.startswith(f"lcfl: error: data.dataset: got {shown}, which names no class.")
     assert len(said.splitlines()) == 2
 
 

@@ -83,9 +83,15 @@ def _write(file: IO[str], rows: Iterable[Sequence[object]]) -> None:
 @torch.no_grad()
 def _rows(run: Run, path: Path, kind: str, only: str | None, protocol: str | None) -> Iterator[list[object]]:
     """Yields the header, then a row for each client and test sample."""
-    data = instantiate_data(path / "config.yaml")
-    data.prepare_data()
-    data.setup()
+    try:
+        data = instantiate_data(path / "config.yaml")
+        data.prepare_data()
+        data.setup()
+    except (ValueError, OSError) as error:
+        raise ValueError(
+            f"predict: the data of {path} cannot be read here: {error}. Start this command in the folder in which "
+            "lcfl fit was started."
+        ) from error
     _check_data(path, data)
     population, spec = data.population, data.dataset.spec
     protocol = data.protocols[0] if protocol is None else protocol

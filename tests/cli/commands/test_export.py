@@ -268,6 +268,18 @@ def test_the_samples_of_a_fleet_are_not_taken_from_this_machine(run, here):
         predict.main([str(copy), "--model=global"])
 
 
+def test_data_that_cannot_be_read_here_are_reported(run, tmp_path):
+    other = shutil.copytree(run.path, tmp_path / "elsewhere")
+    config = yaml.safe_load((other / "config.yaml").read_text())
+    config["data"]["dataset"] = {"class_path": "lcfl.data.datasets.MNIST", "init_args": {"root": "nowhere"}}
+    (other / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(
+        ValueError, match=r"the data of .* cannot be read here: .*\. Start this command in the folder in"
+    ):
+        predict.main([str(other), "--model=global", "--out=none.csv"])
+    assert not Path("none.csv").exists()
+
+
 @pytest.mark.parametrize(("option", "what"), [("seed", "clients' shares of them"), ("dataset", "samples")])
 def test_predictions_on_changed_data_are_refused(run, tmp_path, option, what):
     """One client would get another one's rows, or rows that it was trained on."""
