@@ -43,7 +43,7 @@ class Checkpoint(Callback):
         for name, value in (("every_n_rounds", every_n_rounds), ("keep_last", keep_last)):
             if value is not None and value < 1:
                 raise ValueError(f"Checkpoint: got {name}={value}; it must be at least 1.")
-        self.every_n_rounds, self.keep_last, self.monitor, self.mode = every_n_rounds, keep_last, monitor, mode or "max"
+        self.every_n_rounds, self.keep_last, self.monitor, self.mode = every_n_rounds, keep_last, monitor, mode
         self._monitored = None if monitor is None else MonitoredMetric("Checkpoint", monitor, mode)
         self.forget()
 
@@ -54,9 +54,8 @@ class Checkpoint(Callback):
 
     def check_monitor(self, metrics: Mapping[str, bool], default: str) -> None:
         """Refuses a monitor that is never measured."""
-        if self._monitored is not None:
-            self._monitored = self._monitored.among(metrics, default)
-            self.mode = self._monitored.mode or "max"
+        if self.monitor is not None:
+            self._monitored = MonitoredMetric("Checkpoint", self.monitor, self.mode).among(metrics, default)
 
     def on_fit_start(self, server: Server) -> None:
         """Names the best round of the checkpoint, because a killed run may not have written ``best.json``."""
@@ -72,7 +71,7 @@ class Checkpoint(Callback):
         if is_better:
             assert self.monitor is not None
             score = row[self.monitor]
-            self.best = {"round": state.round, "monitor": self.monitor, "mode": self.mode, "score": score}
+            self.best = {"round": state.round, "monitor": self.monitor, "mode": self._found_mode, "score": score}
         if is_last or is_better or state.round % self.every_n_rounds == 0:
             self._write(server, state, is_better)
 
@@ -110,12 +109,12 @@ class Checkpoint(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores the best round so far, unless it was the best by another monitor or mode."""
         self.best = (
-            None if state["best"] is None else state["best"] | {"mode": state["best"].get("mode", self.mode)}
+            None if state["best"] is None else state["best"] | {"mode": state["best"].get("mode", self._found_mode)}
         )  # older ones lack it
         check_form("best", self.best, (BEST, None), {})
-        is_of_another = self.best is not None and (self.best["monitor"], self.best["mode"]) != (self.monitor, self.mode)
-        if is_of_another and self.monitor is not None:
-            self.best = None
+        if self.best is not None and self.monitor is not None:
+            is_same = (self.best["monitor"], self.best["mode"]) == (self.monitor, self._found_mode)
+            self.best = self.best if is_same else None
 
     def _is_better(self, row: dict[str, float], server: Server) -> bool:
         score = None if self._monitored is None else self._monitored.score(row, server)
@@ -124,7 +123,12 @@ class Checkpoint(Callback):
         if self.best is None:
             return True
         best = float(self.best["score"])
-        return score > (best if self.mode == "max" else -best)
+        return score > (best if self._found_mode == "max" else -best)
+
+    @property
+    def _found_mode(self) -> str:
+        """The mode that was given, or what this run knows of the metric."""
+        return (None if self._monitored is None else self._monitored.mode) or "max"
 
     def _name_best(self, folder: Path) -> None:
         if self.best is not None and (path := checkpoint.path_of(folder, self.best["round"])).is_dir():

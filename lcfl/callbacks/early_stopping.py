@@ -52,7 +52,7 @@ class EarlyStopping(Callback):
 
     def check_monitor(self, metrics: Mapping[str, bool], default: str) -> None:
         """Refuses a monitor that is never measured."""
-        self._monitored = self._monitored.among(metrics, default)
+        self._monitored = MonitoredMetric("EarlyStopping", self.monitor, self.mode).among(metrics, default)
 
     def on_round_logged(self, server: Server, state: FederationState, row: dict[str, float]) -> None:
         """Checks the metric in rounds that have it."""

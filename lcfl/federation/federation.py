@@ -126,7 +126,8 @@ class Federation(Settings):
             warnings.filterwarnings("ignore", message="data.proxy: the")  # a few inputs may lack some labels
             warnings.filterwarnings("ignore", message=".*: no round had monitor=")  # a later round may have it
             trial = copy.copy(self)
-            trial.rounds, trial.evaluate_every, trial.client_dropout, trial.logger = 1, 1, 0.0, False
+            trial.rounds, trial.evaluate_every = 1, min(1, self.evaluate_every)
+            trial.client_dropout, trial.logger = 0.0, False
             trial.clients_per_round, trial.evaluate_clients = min(2, datamodule.num_initial_clients), 1.0
             trial.callbacks = [callback for callback in self.all_callbacks if not isinstance(callback, Progress)]
             trial._add_default(Checkpoint, True)

@@ -38,7 +38,7 @@ from lcfl.runs.checkpoint_schema import Expected
 from lcfl.runs.directory import RunDirectory, run_versions
 from lcfl.runs.identity import describe, describe_module, differences, needed_for
 from lcfl.runs.user_code import Code, changed_modules, user_code
-from lcfl.server.evaluation import evaluated_metrics
+from lcfl.server.evaluation import evaluated_clients, evaluated_metrics
 from lcfl.server.loggers import fit_logged, forget_from
 from lcfl.server.schedule import Schedule
 from lcfl.server.server import Server
@@ -203,7 +203,11 @@ class Session:
     def _check_monitors(self) -> None:
         """Refuses a callback that waits for a metric which no evaluation of the run will have."""
         kinds = self.schedule.evaluated_kinds(self.method.exchange)
-        metrics = evaluated_metrics(self.module, self.data, kinds) if self.schedule.evaluate_every else {}
+        metrics = {}
+        if self.schedule.evaluate_every:
+            first_N = self.data.remaining_clients(0)
+            clients = evaluated_clients(self.schedule, self.data, self.settings.seed, first_N)
+            metrics = evaluated_metrics(self.module, self.data, kinds, clients)
         for callback in self.settings.all_callbacks:
             callback.check_monitor(metrics, f"val/own_split/{kinds[0]}/{self.module.reported.name}")
 

@@ -14,6 +14,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from lcfl.core.metric_names import ACCURACY, BACKDOOR, Reported, added_metrics
+from lcfl.core.validation import abbreviated
 from lcfl.runs.finished import OPTION, FinishedRun, trivial_value
 
 __all__ = [
@@ -28,7 +29,7 @@ __all__ = [
 
 LONGEST_IN_LABEL = 24  # characters of an option's value
 TARGET_SHARE = 0.9  # of the best final accuracy, if no target is given
-SETTING = ("data", "partition", "protocols")  # must be equal for two runs to compare
+SETTING = ("data", "partition", "leavers", "protocols")  # must be equal for two runs to compare
 FAIR = (
     "rounds",
     "evaluate_clients",
@@ -37,8 +38,11 @@ FAIR = (
     "max_update_norm",
     "batch_size",
     "drop_last",
+    "augmentation",
+    "init_from",
     "precision",
 )  # may differ, but then a warning names them
+NETWORK = ("network", "network_settings")  # of the settings of the model, and so may these
 
 
 @dataclass(frozen=True)
@@ -206,7 +210,7 @@ def check_same_setting(entries: Sequence[Entry]) -> None:
         settings.setdefault(entry.setting, entry.runs[0])
     if len(settings) > 1:
         one, other = list(settings.values())[:2]
-        differing = [name for name in SETTING if one.settings[name] != other.settings[name]]
+        differing = [name for name in SETTING if one.settings.get(name) != other.settings.get(name)]
         raise ValueError(
             f"these runs cannot be compared: {one.path} and {other.path} differ in {' and '.join(differing)}. Compare "
             "runs with the same data configuration and data.seed, or add --mix to get a section for each setting."
@@ -217,6 +221,11 @@ def check_same_setting(entries: Sequence[Entry]) -> None:
     for name, values in compared.items():
         if len(values) > 1:
             warnings.warn(f"{name} differs between these runs: {', '.join(sorted(values))}.", stacklevel=2)
+    models = {entry.label: entry.runs[0].settings.get("model", {}) for entry in entries}
+    networks = {label: [model.get(name) for name in NETWORK] for label, model in models.items()}
+    first = next(iter(networks))
+    if others := [label for label, network in networks.items() if network != networks[first]]:
+        warnings.warn(f"the network of {first} differs from that of {abbreviated(others)}.", stacklevel=2)
     seeds = {entry.label: ", ".join(str(run.seed) for run in entry.runs) for entry in entries}
     if len(set(seeds.values())) > 1:
         known = "; ".join(f"{label}: {own}" for label, own in seeds.items())
@@ -323,7 +332,7 @@ def rounds_to_peak(curve: Sequence[tuple[int, float, float]], reported: Reported
 
 def _setting(run: FinishedRun) -> str:
     """Returns the settings that must be equal for a comparison."""
-    return json.dumps([run.settings[name] for name in SETTING])
+    return json.dumps([run.settings.get(name) for name in SETTING])
 
 
 def _common_name(names: Sequence[str]) -> str:

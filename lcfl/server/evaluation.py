@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lcfl.core import rng
 from lcfl.core.state import FederationState
@@ -22,7 +23,7 @@ from lcfl.models.module import FederatedModule
 from lcfl.server.metrics import Evaluation, is_undefined, trivial_metrics
 from lcfl.server.schedule import Schedule
 
-__all__ = ["Evaluator", "evaluated_metrics"]
+__all__ = ["Evaluator", "evaluated_clients", "evaluated_metrics"]
 
 
 @dataclass
@@ -109,10 +110,7 @@ class Evaluator:
         return trivial_metrics([each for each in answers if not isinstance(each, Lost)], self.module.reported)
 
     def _clients(self, state: FederationState) -> list[int]:
-        """Returns the clients that an evaluation measures, in ascending order, none of which is faulty."""
-        honest_N = state.active.clone()
-        honest_N[list(self.data.population.faulty)] = False
-        return self.schedule.sample_evaluated(self.seed, honest_N)
+        return evaluated_clients(self.schedule, self.data, self.seed, state.active)
 
     def _warn_of_undefined_metrics(self, undefined: Mapping[tuple[str, str], set[int]]) -> None:
         """Warns once for each set and each group of clients without a value of some metrics, by (set, metric)."""
@@ -144,10 +142,17 @@ class Evaluator:
             yield EvaluationTask(client, state.round, own, kind, downlink, local_update, names)
 
 
+def evaluated_clients(schedule: Schedule, data: FederatedDataModule, seed: int, active_N: Tensor) -> list[int]:
+    """Returns the clients that an evaluation measures, in ascending order, none of which is faulty."""
+    honest_N = active_N.clone()
+    honest_N[list(data.population.faulty)] = False
+    return schedule.sample_evaluated(seed, honest_N)
+
+
 def evaluated_metrics(
-    module: FederatedModule, data: FederatedDataModule, kinds: Sequence[ModelKind]
+    module: FederatedModule, data: FederatedDataModule, kinds: Sequence[ModelKind], clients: Sequence[int]
 ) -> dict[str, bool]:
-    """Returns the names of the metrics that an evaluation of these kinds of model logs, sorted.
+    """Returns the names of the metrics that an evaluation of these kinds of model and clients logs, sorted.
 
     With each name it returns whether larger values are better. A deviation over clients is better if it is smaller.
     """
@@ -159,7 +164,7 @@ def evaluated_metrics(
         metrics = measure(module, [(module(inputs), targets)])
     evaluation = Evaluation.of(module)
     for name, client_sets in data.population.sets(data.protocols).items():
-        for kind in kinds if any(map(len, client_sets)) else ():
+        for kind in kinds if any(len(client_sets[client]) for client in clients) else ():
             evaluation.add(f"{name}/{kind}", [0], [metrics], [1])
     better = {
         summary: metric.larger_is_better and not summary.endswith("_std")

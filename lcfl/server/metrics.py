@@ -165,7 +165,7 @@ def cluster_metrics(
     if state.round > 0:  # the clusters before the first round are not the result of a round
         both = [each[state.active].numpy() for each in (before, state.assignment)]
         metrics["cluster/stability"] = co_membership_jaccard(*both)
-    if groups is not None:
+    if groups is not None and len(now) > 1:
         from sklearn.metrics import adjusted_rand_score  # imported here because only clustered runs need it
 
         metrics["cluster/ari"] = float(adjusted_rand_score(groups[grouped.numpy()], now.numpy()))

@@ -215,6 +215,14 @@ def test_a_new_run_of_the_same_object_starts_anew(tmp_path):
     assert find("best", tmp_path.parent, tmp_path.name).parent.parent.name == "version_1"
 
 
+def test_every_run_of_the_same_object_has_its_own_direction(tmp_path):
+    callback = Checkpoint(every_n_rounds=1, monitor=MONITOR)
+    for version, larger_is_better, best in ((0, False, 0.4), (1, True, 0.9)):
+        run = Training(tmp_path / f"version_{version}", callback, rounds=2)
+        callback.check_monitor({MONITOR: larger_is_better}, "unused")
+        assert run.train(0.9, 0.4).choice["score"] == best
+
+
 # settings
 
 

@@ -64,3 +64,10 @@ def test_without_a_monitor_it_waits_for_the_reported_metric_in_its_direction():
     callback.check_monitor({MONITOR: False, "val/own_split/personal/r2": True}, MONITOR)
     assert stopped_after(callback, [0.5, 0.4, 0.3, 0.35]) == 4
     assert callback.monitor is None, "what is saved with the run says what was given"
+
+
+def test_every_run_of_the_same_object_has_its_own_reported_metric():
+    callback = EarlyStopping(patience=1)
+    callback.check_monitor({"val/own_split/cluster/mae": False}, "val/own_split/cluster/mae")
+    callback.check_monitor({MONITOR: True}, MONITOR)
+    assert stopped_after(callback, [0.5, 0.6, 0.55]) == 3

@@ -59,7 +59,7 @@ def test_known_names_and_names_outside_evaluations_pass_the_check(name):
     ("names", "text"),
     [
         (["val/own_split/cluster/acc", "test/x/y/acc"], f"no metric {ACC}; the metrics are val/own_split/cluster/acc"),
-        ([], r"never measured during a run with trainer\.evaluate_every=0"),
+        ([], r"never measured during this run\. Either trainer\.evaluate_every is 0"),
         (["test/own_split/personal/acc"], r"needs validation data.*data\.val_fraction"),
     ],
 )
@@ -93,10 +93,14 @@ def test_row_that_should_have_the_metric_is_refused():
     assert monitored("train/loss").score({"time/eval_s": 0.1}, server()) is None
 
 
+def test_row_may_lack_a_metric_of_clients_that_have_left():
+    assert monitored(ACC).score({"train/loss": 1.0, "time/eval_s": 0.1}, server()) is None
+
+
 def test_row_that_may_lack_the_metric_is_skipped():
     full = {"train/loss": 1.0, "time/eval_s": 0.1}
     assert monitored("cluster/kount").score(full, server(columns=["cluster/kount"])) is None  # an earlier round had it
-    for name in ("stability", "granularity", "granularity_03", "threshold", "mean_update_1"):
+    for name in ("ari", "stability", "granularity", "granularity_03", "threshold", "mean_update_1"):
         assert monitored(f"cluster/{name}").score(full | {"cluster/count": 2.0}, server()) is None
         with pytest.raises(ValueError, match=f"no metric cluster/{name}"):  # the method does not cluster
             monitored(f"cluster/{name}").score(full, server())

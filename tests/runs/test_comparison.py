@@ -162,6 +162,7 @@ def test_a_folder_without_runs_is_refused(tmp_path):
     [
         ({"data": "d2"}, "data"),
         ({"partition": "p2"}, "partition"),
+        ({"leavers": {"3": 5}}, "leavers"),
         ({"partition": "p2", "protocol": "label_view"}, "partition and protocols"),
     ],
 )
@@ -175,6 +176,21 @@ def test_an_unfair_comparison_gives_a_warning(tmp_path):
     made(tmp_path, "a", 0)
     made(tmp_path, "b", 0, accuracies=[0.5, 0.6, 0.7])
     with pytest.warns(UserWarning, match="rounds differs between these runs: 2, 3"):
+        check_same_setting(entries_of(find_runs([tmp_path])))
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        ({"init_from": "weights"}, 'init_from differs between these runs: "weights", null'),
+        ({"augmentation": "flips"}, 'augmentation differs between these runs: "flips", null'),
+        ({"model": {"network": "MLP(32)"}}, "the network of a differs from that of b"),
+    ],
+)
+def test_another_network_or_start_gives_a_warning(tmp_path, other, text):
+    made(tmp_path, "a", 0, method={"class": "a"}, model={"network": "MLP(16)"})
+    made(tmp_path, "b", 0, **({"method": {"class": "b"}, "model": {"network": "MLP(16)"}} | other))
+    with pytest.warns(UserWarning, match=text):
         check_same_setting(entries_of(find_runs([tmp_path])))
 
 

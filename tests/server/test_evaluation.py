@@ -318,7 +318,9 @@ def test_evaluated_metrics_are_those_that_an_evaluation_logs():
     module = linear_module()
     for options in ({}, {"val": [[]] * 4}):
         found = evaluator(lcfed(), **options)(state(), lcfed().exchange.reported)
-        assert list(evaluated_metrics(module, data(**options), lcfed().exchange.reported)) == sorted(found.summary())
+        assert list(evaluated_metrics(module, data(**options), lcfed().exchange.reported, [0])) == sorted(
+            found.summary()
+        )
 
 
 def test_metrics_are_known_whatever_device_the_module_is_on():
@@ -329,4 +331,4 @@ def test_metrics_are_known_whatever_device_the_module_is_on():
     moved.cpu = lambda: expected
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("copy.deepcopy", lambda given: given)
-        assert evaluated_metrics(moved, data(), ["global"]) == evaluated_metrics(expected, data(), ["global"])
+        assert evaluated_metrics(moved, data(), ["global"], [0]) == evaluated_metrics(expected, data(), ["global"], [0])
