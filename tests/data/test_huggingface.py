@@ -110,6 +110,12 @@ def test_rows_that_were_selected_or_shuffled_are_those_of_the_library():
     assert [int(owners.names[each]) for each in owners.number] == split["bed"][:]
 
 
+def test_owners_have_the_names_of_classes():
+    split = one(x=[1.0, 2.0, 3.0], y=[0, 1, 0], ward=["west", "east", "west"]).class_encode_column("ward")
+    owners = HuggingFace(split, "x", "y").owners("ward")
+    assert [owners.names[each] for each in owners.number] == ["west", "east", "west"]
+
+
 def test_splits_owners_and_their_parts(tmp_path):
     parts = saved(tmp_path / "saved")
     dataset = HuggingFace(str(tmp_path / "saved"), "age", "ill", **NAMES)

@@ -76,8 +76,12 @@ def test_owners_are_texts_or_numbers_that_are_all_there():
         dataset.owners("who")
     with pytest.raises(ValueError, match=r"HuggingFace: train has no column 'owner'; its columns are ill, age, who"):
         dataset.owners("owner")
-    with pytest.raises(ValueError, match="column 'age' of train names owners, so it must hold texts or whole numbers"):
+    with pytest.raises(ValueError, match="column 'age' of train names owners, so each value must be a text"):
         dataset.owners("age")
+    wards = hub.Features({"x": hub.Value("float32"), "y": hub.Value("int8"), "ward": hub.ClassLabel(names=["a", "b"])})
+    nowhere = hub.Dataset.from_dict({"x": [1.0, 2.0], "y": [0, 1], "ward": [0, -1]}, wards)
+    with pytest.raises(ValueError, match="column 'ward' of train .* got -1 in row 1"):
+        HuggingFace(nowhere, "x", "y").owners("ward")
 
 
 def test_splits_and_columns_that_are_missing_are_said(tmp_path):

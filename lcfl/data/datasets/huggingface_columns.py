@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 __all__ = ["Items", "check_columns", "class_names", "column_values", "numbers", "tokens"]
 
 WHERE = "HuggingFace"
+NO_CLASS = -1  # stands for a missing value of type ClassLabel
 
 
 class Items:
@@ -55,20 +56,21 @@ def class_names(part: Any, column: str) -> list[str] | None:
 
 
 def column_values(part: Any, split: str, column: str) -> list[Any]:
-    """Returns a column of texts or whole numbers [n], none of which is missing.
+    """Returns a column of texts, whole numbers or names of classes [n], none of which is missing.
 
     Raises:
         ValueError: if there is no such column, or a value is null or something else. The message names the row.
     """
     check_columns(part, split, [column])
     values: list[Any] = part.select_columns([column]).with_format("arrow")[:][column].to_pylist()
+    names = class_names(part, column)
     for row, value in enumerate(values):
-        if not isinstance(value, str | int):
+        if not isinstance(value, str | int) or (names is not None and value == NO_CLASS):
             raise ValueError(
-                f"{WHERE}: column {column!r} of {split} names owners, so it must hold texts or whole numbers, got "
-                f"{value!r:.40} in row {row}"
+                f"{WHERE}: column {column!r} of {split} names owners, so each value must be a text, a whole "
+                f"number or a class, got {value!r:.40} in row {row}"
             )
-    return values
+    return values if names is None else [names[value] for value in values]
 
 
 def numbers(part: Any, split: str, columns: Sequence[str], is_input: bool) -> NDArray[Any]:
