@@ -80,7 +80,7 @@ def test_owners_are_texts_or_numbers_that_are_all_there():
         dataset.owners("age")
     wards = hub.Features({"x": hub.Value("float32"), "y": hub.Value("int8"), "ward": hub.ClassLabel(names=["a", "b"])})
     nowhere = hub.Dataset.from_dict({"x": [1.0, 2.0], "y": [0, 1], "ward": [0, -1]}, wards)
-    with pytest.raises(ValueError, match="column 'ward' of train .* got -1 in row 1"):
+    with pytest.raises(ValueError, match=r"column 'ward' of train .* got -1 in row 1"):
         HuggingFace(nowhere, "x", "y").owners("ward")
 
 
