@@ -241,6 +241,8 @@ def _needed(option: str, kind: str, arguments: str) -> str:
 def _unknown(option: str, kind: str, argument: str) -> str:
     known = list(_parameters(kind))
     more = f" It takes others, too: give {argument!r} in dict_kwargs beside init_args." if _is_open(kind) else ""
+    if base := _base_with(argument, kind):
+        more = f" {base} has it: let __init__ of {kind} take **options, and pass them to super().__init__."
     return (
         f"{option}: {kind} has no argument {argument!r}.{closest(argument, known)} Its arguments: "
         f"{', '.join(known) or 'none'}.{more}"
@@ -249,12 +251,23 @@ def _unknown(option: str, kind: str, argument: str) -> str:
 
 def _is_open(kind: str) -> bool:
     """Returns whether a function at an import path takes any argument by name."""
-    try:
-        module, _, name = kind.rpartition(".")
-        function = getattr(import_module(module), name, None)
-    except (ImportError, ValueError):
-        return False
+    function = _at(kind)
     return inspect.isfunction(function) and inspect.getfullargspec(function).varkw is not None
+
+
+def _base_with(argument: str, kind: str) -> str:
+    """Returns the name of a base class that has an argument which the class at an import path does not pass on."""
+    bases = getattr(_at(kind), "__mro__", ())[1:]
+    return next((base.__name__ for base in bases if argument in _parameters(base)), "")
+
+
+def _at(path: str) -> Any:
+    """Returns what is at an import path; None for nothing."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(import_module(module), name, None)
+    except (ImportError, ValueError):
+        return None
 
 
 def _peeled(message: str) -> tuple[list[str], str, str]:

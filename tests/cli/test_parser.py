@@ -1,5 +1,6 @@
 """Tests the errors of the parser for unknown names and missing arguments, and where it finds classes."""
 
+import functools
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.partition import IID
 from lcfl.federation.federation import Federation
 from lcfl.methods.method import Method
+from lcfl.models import MLP
 from lcfl.models.module import FederatedModule
 from tests.helpers.commandline import CONFIGS, FIT, SYNTHETIC, failure, lcfl
 
@@ -259,6 +261,21 @@ def test_a_value_of_a_wrong_type_is_reported_with_what_was_expected(capsys, word
     said = failure(capsys, *FIT, words)
     assert said.startswith(f"lcfl: error: {message}")
     assert len(said.splitlines()) == 2
+
+
+class Narrow(FederatedModule):
+    """A module whose `__init__` does not pass on what a method sets."""
+
+    def __init__(self, hidden: int = 16):
+        super().__init__(functools.partial(MLP, 16, [hidden], 8), functools.partial(torch.optim.SGD, lr=0.1))
+
+
+def test_an_argument_of_a_base_class_that_is_not_passed_on_is_reported(capsys):
+    said = failure(capsys, *FIT, f"--model={__name__}.Narrow", "--model.cluster_weight=1")
+    assert (
+        f"{__name__}.Narrow has no argument 'cluster_weight'. Its arguments: hidden. FederatedModule has it: let"
+        in said
+    )
 
 
 @pytest.mark.parametrize(("file", "shown"), [("table.csv", "table.csv"), ("folder/table.csv", "age,label")])
