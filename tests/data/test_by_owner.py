@@ -56,6 +56,14 @@ def test_owners_beyond_int64_stay_apart():
     assert set(Owners.of_column(large, 4).names) == {str(each) for each in large}
 
 
+def test_spellings_that_may_mean_one_owner_give_a_warning():
+    with pytest.warns(
+        UserWarning, match="'Ann Lee', 'ann  lee' differ only in case or spaces, and are separate clients"
+    ):
+        data = loaded(own(["Ann Lee", "bob", "ann  lee"] * 4))
+    assert data.num_clients == 3
+
+
 def test_owners_with_few_samples_are_left_out():
     data = loaded(own(partition=ByOwner(min_samples=2)))
     assert data.population.names == ("a", "b")

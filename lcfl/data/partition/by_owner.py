@@ -1,10 +1,13 @@
 """The partition that a data set has by nature: each writer, hospital or device is a client."""
 
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from lcfl.core.validation import abbreviated
 from lcfl.data.partition.base import ClientShares, Indices, Partition
 from lcfl.data.partition.pool import Pool, PoolOwners, places_of
 
@@ -52,9 +55,11 @@ class ByOwner(Partition):
             chosen = np.sort(candidates[np.argsort(-sizes[candidates], kind="stable")[:num_clients]])
         by_owner = places_of(owners.number, len(owners.names))
         indices = [by_owner[owner] for owner in chosen]
+        names = tuple(owners.names[owner] for owner in chosen)
+        _warn_of_spellings(names)
         return ClientShares(
             indices,
-            names=tuple(owners.names[owner] for owner in chosen),
+            names=names,
             val=[own[owners.is_val[own]] for own in indices],
             test=[owners.test[owner] for owner in chosen],
         )
@@ -89,3 +94,16 @@ class ByOwner(Partition):
         trains = np.bincount(owners.number[~owners.is_val], minlength=num_owners) > 0
         sizes = np.bincount(owners.number, minlength=num_owners) + np.array([len(own) for own in owners.test])
         return sizes, np.flatnonzero(trains & (sizes >= self.min_samples))
+
+
+def _warn_of_spellings(names: Sequence[str]) -> None:
+    """Warns of names that differ only in case or spaces, because they may mean one owner."""
+    spellings: dict[str, list[str]] = {}
+    for name in names:
+        spellings.setdefault(" ".join(name.split()).casefold(), []).append(name)
+    if alike := [repr(name) for several in spellings.values() if len(several) > 1 for name in several]:
+        warnings.warn(
+            f"ByOwner: {abbreviated(alike)} differ only in case or spaces, and are separate clients. If they are one, "
+            "give them one name in the data.",
+            stacklevel=4,
+        )
