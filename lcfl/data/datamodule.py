@@ -322,7 +322,8 @@ class FederatedDataModule(LightningDataModule):
         """
         names = {"classes": self.dataset.classes, "columns": self.dataset.columns}
         known = {name: list(each) for name, each in names.items() if each is not None}
-        write_json(path, {"data_fingerprint": self.samples.fingerprint(), **known, **self.population.to_dict()})
+        about = {"data_fingerprint": self.samples.fingerprint(), "normalisation": self.samples.normalisation}
+        write_json(path, {**about, **known, **self.population.to_dict()})
 
     def _known_clients(self) -> int:
         """Returns the number of clients that the partition knows, before samples are read."""

@@ -50,11 +50,14 @@ class Samples(ABC):
 
     Attributes:
         augmentation: changes the inputs of training batches; None if nothing changes them.
+        normalisation: mean and deviation of each channel, by which inputs in 0..1 are normalised; None if they are not,
+            or if nobody knows.
         has_cheap_targets: whether targets are read without their inputs.
         most_at_once: the number of samples that may be gathered at once for several training steps.
     """
 
     augmentation: Augmentation | None = None
+    normalisation: dict[str, list[float]] | None = None
     has_cheap_targets: bool = False
     most_at_once: int = 1
 
@@ -185,6 +188,8 @@ class TensorSamples(Samples):
         self.augmentation = augmentation
         self.most_at_once = CACHED_BYTES // (4 * max(1, self.inputs[0].numel()))
         self._affine = affine_of(self.inputs, mean, std)
+        if mean is not None and std is not None:
+            self.normalisation = {"mean": list(map(float, mean)), "std": list(map(float, std))}
         self._placed: dict[torch.device, tuple[Tensor, Tensor, Affine]] = {}
         self._fingerprint: str | None = None
         # [S] row of each sample in `inputs`, -1 if it is no longer there; None if every sample is at its index.

@@ -6,6 +6,7 @@ Legend: n samples, C classes.
 """
 
 import copy
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -66,8 +67,16 @@ def _measured(
         constant = constant_output(learnt, shape, module.loss)
         if constant is not None:
             pieces = targets.split(most_outputs(shape.numel()))
-            batches = ((constant.expand(len(piece), *shape), piece) for piece in pieces)
-            values[place] = measure(module, batches).get(module.reported.name, np.nan)
+            batches = ((constant.expand(len(piece), *shape).contiguous(), piece) for piece in pieces)
+            try:
+                values[place] = measure(module, batches).get(module.reported.name, np.nan)
+            except Exception as error:  # of the user's metric, which must not cost a run its result
+                warnings.warn(
+                    f"{module.reported.name} cannot measure a constant output ({type(error).__name__}: {error}), so "
+                    "there is no trivial baseline.",
+                    stacklevel=2,
+                )
+                break
     return values
 
 

@@ -201,7 +201,7 @@ class Onboarding:
 @gradients_on()
 @one_thread()
 def onboard(
-    path: Path,
+    path: str | Path,
     module: FederatedModule,
     data: FederatedDataModule,
     method: Method,
@@ -239,6 +239,7 @@ def onboard(
         )
     if epochs < 1:
         raise ValueError(f"onboard: got epochs={epochs}; it must be at least 1.")
+    path = Path(path)
     if (path / "checkpoints").is_dir():
         path = checkpoint_lookup.newest([path])
     data.prepare_data()
@@ -332,6 +333,12 @@ def _check_new_data(path: Path, data: FederatedDataModule, module: FederatedModu
                 f"onboard: the run has the {what} {abbreviated(known, 10)}, and the new clients have "
                 f"{abbreviated(own, 10)}. Give them the same {what} in the same order, e.g. by {argument}."
             )
+    how = data.samples.normalisation
+    if how != run.get("normalisation", how):  # an earlier version did not write it
+        raise ValueError(
+            f"onboard: the inputs of the run are normalised by {run['normalisation']}, and those of the new clients by "
+            f"{how}. Give their data set or its reader the normalisation that the run has."
+        )
     check_network(module, data)
     check_batches(module, data)
     check_targets(module, data)

@@ -23,7 +23,7 @@ from lcfl.data.population import Population
 from lcfl.data.samples import Samples
 from lcfl.fleet.messages import DTYPES
 
-__all__ = ["FleetData", "RemoteDataset", "described_spec", "sets_of"]
+__all__ = ["FleetData", "RemoteDataset", "described_spec", "sets_of", "spec_digest"]
 
 MOST_NUMBERS = 2**27  # of one sample
 SPEC = {
@@ -34,12 +34,13 @@ SPEC = {
     "target_dtype": str,
     "classes": ([str], None),
     "columns": ([str], None),
+    "normalisation": ({"mean": [float], "std": [float]}, None),
 }
 
 
-def described_spec(dataset: FederatedDataset) -> dict[str, Any]:
-    """Returns what one sample of a data set looks like, and the names of its classes and columns, as plain values."""
-    spec, classes, columns = dataset.spec, dataset.classes, dataset.columns
+def described_spec(data: FederatedDataModule) -> dict[str, Any]:
+    """Returns what one sample looks like, and the names of classes and columns, as plain values."""
+    spec, classes, columns = data.dataset.spec, data.dataset.classes, data.dataset.columns
     return {
         "shape": list(spec.shape),
         "dtype": str(spec.dtype).removeprefix("torch."),
@@ -48,7 +49,13 @@ def described_spec(dataset: FederatedDataset) -> dict[str, Any]:
         "target_dtype": str(spec.target_dtype).removeprefix("torch."),
         "classes": None if classes is None else list(classes),
         "columns": None if columns is None else list(columns),
+        "normalisation": data.samples.normalisation,
     }
+
+
+def spec_digest(described: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of what `described_spec` returns."""
+    return hashlib.sha256(repr(sorted(described.items())).encode()).hexdigest()
 
 
 class RemoteDataset(FederatedDataset):
@@ -76,7 +83,7 @@ class RemoteDataset(FederatedDataset):
         self.num_classes = described["num_classes"]
         self.classes = None if classes is None else tuple(classes)
         self.columns = None if columns is None else tuple(columns)
-        self.digest = hashlib.sha256(repr(sorted(described.items())).encode()).hexdigest()
+        self.digest = spec_digest(described)
 
     def load(self) -> Samples:
         """Returns samples that nobody can read."""

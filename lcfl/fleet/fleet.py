@@ -23,6 +23,7 @@ from lcfl.core.validation import abbreviated
 from lcfl.distributed.stop_flag import StopFlag
 from lcfl.distributed.tasks import EvaluationTask, Lost, Measured, TrainingResult, TrainingTask
 from lcfl.distributed.worker import ScoringTask, Worker
+from lcfl.fleet.data import spec_digest
 from lcfl.fleet.members import Member, is_word, write_members
 from lcfl.fleet.messages import Message
 from lcfl.fleet.parcel import MessageError
@@ -205,6 +206,7 @@ class Fleet:
         address = {
             "run": self._record.run,
             "identity": self._identity,
+            "spec": "" if client not in self._record.members else spec_digest(self._record.members[client].spec),
             "client": client,
             "num_clients": self._num_clients,
         }

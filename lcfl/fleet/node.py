@@ -28,7 +28,7 @@ from lcfl.distributed.worker import ScoringTask, Worker
 from lcfl.engines import choose_engine
 from lcfl.federation.settings import Precision, Settings
 from lcfl.federation.trial import check_batches, check_network, check_targets
-from lcfl.fleet.data import described_spec
+from lcfl.fleet.data import described_spec, spec_digest
 from lcfl.fleet.messages import Message
 from lcfl.fleet.parcel import MessageError
 from lcfl.fleet.parts import Parts, evaluation_parts, training_parts
@@ -41,9 +41,10 @@ from lcfl.runs.identity import describe, describe_module
 __all__ = ["ANSWERS", "Node", "NodeSettings", "identity_of"]
 
 RUN = re.compile(r"[0-9a-f]{32}")
-# The fields of a request. `after` names the state that the client goes on from, and `needed` is the first round whose
-# state the server may still go back to.
-ADDRESS = {"run": str, "nonce": str, "identity": str, "client": Number(int, 0), "num_clients": Number(int, 1)}
+# The fields of a request. `spec` is the digest of what the node's samples looked like when it joined. `after` names the
+# state that the client goes on from, and `needed` is the first round whose state the server may still go back to.
+ADDRESS: dict[str, Any] = {"run": str, "nonce": str, "identity": str, "spec": str}
+ADDRESS |= {"client": Number(int, 0), "num_clients": Number(int, 1)}
 CLIENT = ADDRESS | {"round": int, "after": (str, None), "needed": (Number(int, 0), None)}
 WORK = {"local_update": (dict, None), "exchange": (dict, None)}
 REQUESTS = {
@@ -196,7 +197,7 @@ class Node:
                 "identity": self.identity,
                 "name": self.name,
                 "client": self.own.number,
-                "spec": described_spec(self.data.dataset),
+                "spec": described_spec(self.data),
                 "sizes": sizes,
                 "fingerprint": self.data.samples.fingerprint(),
             },
@@ -278,11 +279,16 @@ class Node:
         return TrainingTask(told["client"], told["round"], state, downlink, *parts, told.get("extra", 0))
 
     def _checked(self, told: Mapping[str, Any]) -> None:
-        """Refuses a message for another network or method, and takes the number that it has for this client."""
+        """Refuses a message for another network, method or form of data, and takes its number of this client."""
         if told["identity"] != self.identity:
             raise MessageError(
                 "the message is for another network, method, seed or version of lcfl than this node has: install the "
                 "app of the run anew."
+            )
+        if told["spec"] != spec_digest(described_spec(self.data)):
+            raise MessageError(
+                "the samples of this node look different from before, in shape, type, classes, columns or "
+                "normalisation: set its data section back."
             )
         if told["client"] >= told["num_clients"]:
             raise MessageError(f"client {told['client']} of {told['num_clients']}.")

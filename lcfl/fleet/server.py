@@ -185,7 +185,10 @@ def _check_fit(module: FederatedModule, spec: Mapping[str, Any]) -> None:
 def _data(members: Mapping[int, Member], options: FleetOptions, num_proxy: int = 0) -> FleetData:
     """Returns what the server knows of the clients' data."""
     blank = {"shape": [1], "dtype": "float32", "num_classes": None, "target_shape": [], "target_dtype": "float32"}
-    spec = next((dict(member.spec) for member in members.values()), blank | {"classes": None, "columns": None})
+    spec = next(
+        (dict(member.spec) for member in members.values()),
+        blank | dict.fromkeys(("classes", "columns", "normalisation")),
+    )
     sizes = [members[i].sizes if i in members else {} for i in range(options.num_clients)]
     names = [members[i].name if i in members else "" for i in range(options.num_clients)]
     return FleetData(RemoteDataset(spec), sizes, names, num_proxy, **options.data)

@@ -1,6 +1,7 @@
 """The result of a federation: metrics, a run directory, and models for prediction."""
 
 import functools
+import warnings
 from collections.abc import Sequence
 from numbers import Integral
 from pathlib import Path
@@ -90,6 +91,17 @@ class Run:
         """Whether the clients are machines of their own, which keep their data and what is private."""
         return (self.path / MEMBERS).is_file()
 
+    @property
+    def chooses_clusters(self) -> bool:
+        """Whether clients choose their cluster anew for every evaluation, by their training loss (IFCA)."""
+        exchange, local_update = self._method.exchange, self._method.local_update
+        return "cluster" in exchange.models and exchange.evaluation_update("cluster", local_update) is not None
+
+    @property
+    def loss(self) -> nn.Module:
+        """The loss that was trained with."""
+        return self._module.loss
+
     def client(self, name: str) -> int:
         """Returns the number of the client with this name or, as text, with this number.
 
@@ -103,7 +115,8 @@ class Run:
 
         Args:
             kind: ``global``; ``cluster``, the model of the cluster `cluster` or of the cluster that `client` is in; or
-                ``personal``, the model of `client`.
+                ``personal``, the model of `client`. If clients choose their cluster anew for every evaluation (IFCA),
+                the run knows only what `client` chose when it last trained, and warns.
             client: the number or the name of the client. If ``model.buffer_policy`` is ``local``, a model of any kind
                 gets the buffers of this client, or those of the initial model if no client is given.
             cluster: the number of the cluster.
@@ -143,7 +156,14 @@ class Run:
                 f"model: client {client} is not in the federation. It is a newcomer, which lcfl onboard adds, or it "
                 "has left."
             )
-        if client is not None and cluster is not None and (own := int(self.state.assignment[client])) != cluster:
+        own = None if client is None else int(self.state.assignment[client])
+        if self.chooses_clusters and kind == "cluster" and client is not None and cluster is None:
+            warnings.warn(
+                f"model: the cluster of client {client} is the one that it chose when it last trained. In evaluations, "
+                "clients choose again by their training loss, as in lcfl predict.",
+                stacklevel=2,
+            )
+        elif client is not None and cluster is not None and own != cluster and not self.chooses_clusters:
             raise ValueError(
                 f"model: got cluster={cluster}, but client {client} is in cluster {own}; give one of the two."
             )

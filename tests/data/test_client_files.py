@@ -160,6 +160,17 @@ def test_unclear_folders_are_refused(tmp_path, case):
     assert refused(tmp_path, *paths).startswith(f"Folders: {message}")
 
 
+@pytest.mark.parametrize("link", ["c", "b/train/more", "b/train/more.csv"])
+def test_a_link_to_nothing_is_refused(tmp_path, link):
+    """It is what a share that is not mounted looks like."""
+    for path in ("a/train/x.csv", "b/train/x.csv"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    (tmp_path / link).symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=rf"Folders: .*{link}: it is a link to nothing; restore what it leads to"):
+        clients_below(str(tmp_path), SUFFIXES)
+
+
 def test_an_empty_client_is_refused(tmp_path):
     (tmp_path / "ward_b").mkdir()
     assert refused(tmp_path).endswith("ROOT/ward_b: it has no samples, which are files with .csv or .parquet")

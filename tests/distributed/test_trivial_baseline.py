@@ -75,6 +75,36 @@ def test_of_numbers_by_hand():
     assert baseline == {"test/own_split/trivial/mae": pytest.approx(np.mean(expected))}
 
 
+@pytest.mark.parametrize("metric", [MeanAbsoluteError, MeanSquaredError])
+def test_of_several_numbers(metric):
+    targets = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    data = own_data(targets)
+    module = FederatedModule(
+        partial(nn.Linear, 1, 3), cut=None, loss=nn.MSELoss(), metrics={"far": metric()}, report="far"
+    )
+    own, test = data.population.train[0], data.population.test["own_split"][0]
+    constant = targets[own].mean(dim=0).expand(len(test), 3).contiguous()
+    assert trivial_baseline(module, data, [0])["test/own_split/trivial/far"] == pytest.approx(
+        float(metric()(constant, targets[test]))
+    )
+
+
+def test_a_metric_that_fails_on_a_constant_costs_no_result():
+    class Picky(MeanAbsoluteError):
+        def update(self, outputs, targets):
+            raise RuntimeError("constant")
+
+    module = FederatedModule(
+        partial(nn.Linear, 1, 1), cut=None, loss=nn.MSELoss(), metrics={"mae": Picky()}, report="mae"
+    )
+    data = own_data(torch.randn(8, 1, generator=torch.Generator().manual_seed(0)))
+    with pytest.warns(
+        UserWarning, match=r"mae cannot measure a constant output \(RuntimeError: constant\), so there is"
+    ):
+        found = trivial_baselines(module, data, [0, 1])
+    assert all(np.isnan(each["own_split"]) for each in found)
+
+
 def test_of_the_loss_is_the_loss_of_the_best_constant():
     """The mean is the constant with the least squared error: no other one has a smaller loss on training targets."""
     targets = torch.randn(8, 1, generator=torch.Generator().manual_seed(0))

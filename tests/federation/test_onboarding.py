@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lcfl import FederatedDataModule, FederatedModule
-from lcfl.data.datasets import Folders, Table, Tensors
+from lcfl.data.datasets import Digits, Folders, Table, Tensors
 from lcfl.data.partition import IID, ByOwner
 from lcfl.federation import onboarding
 from lcfl.federation.federation import Federation
@@ -167,6 +167,30 @@ def test_clients_with_columns_in_another_order_are_refused(tmp_path):
     words = f"the run has the columns {', '.join(known)}, and the new clients have {', '.join(known[::-1])}"
     with pytest.raises(ValueError, match=words):
         onboard(path, made(), new, fedavg(), 5, "cpu", of_the_run=False)
+
+
+def test_clients_whose_inputs_are_normalised_in_another_way_are_refused(tmp_path):
+    def made(normalisation):
+        return FederatedDataModule(Written(normalisation), IID(), 2, batch_size=4)
+
+    class Written(Digits):
+        """Digits, whose data module says how they are normalised."""
+
+        def __init__(self, normalisation):
+            super().__init__()
+            self._normalisation = normalisation
+
+        def load(self):
+            samples = super().load()
+            samples.normalisation = self._normalisation
+            return samples
+
+    half, none = {"mean": [0.5], "std": [0.5]}, None
+    network = partial(MLP, 64, [4], 10)
+    path = trained(tmp_path, fedavg(), made(half), FederatedModule(network), rounds=1)
+    assert onboard(str(path), FederatedModule(network), made(half), fedavg(), 1, "cpu", of_the_run=False)
+    with pytest.raises(ValueError, match=r"the run are normalised by \{'mean': \[0.5\], .*, and those of .* by None"):
+        onboard(path, FederatedModule(network), made(none), fedavg(), 1, "cpu", of_the_run=False)
 
 
 def test_without_signatures_the_loss_decides_and_the_rule_says_so(tmp_path):

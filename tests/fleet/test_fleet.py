@@ -26,6 +26,7 @@ from lcfl.runs.checkpoint import CheckpointError
 from tests.fleet.fleets import (
     AWAY,
     FIRST,
+    SOME,
     Stop,
     assert_same_fields,
     assert_same_numbers,
@@ -224,6 +225,49 @@ def test_data_that_have_grown_do_not_stop_a_run_from_being_resumed(tmp_path):
     with pytest.warns(UserWarning, match="hospital 0: its data have changed since it joined"):
         watch = on_fleet(tmp_path, lcfed, link=Loopback(made), callbacks=[Checkpoint()], ckpt_path="last")
     assert watch.state.round == 4 and dropped(watch) == [0, 0]
+
+
+CLASSES = [f"class {number}" for number in range(8)]
+
+
+class Named(Synthetic):
+    """Synthetic data whose classes have names, in an order that the test changes."""
+
+    order = CLASSES
+
+    @property
+    def classes(self):
+        return tuple(self.order)
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_node_whose_classes_have_changed_does_not_train(tmp_path, monkeypatch, is_resumed):
+    """The data section of one node is edited after two rounds."""
+
+    class Other(Named):
+        order = CLASSES
+
+    class Edit(Callback):
+        def on_round_logged(self, server, state):
+            if state.round == 2:
+                monkeypatch.setattr(Other, "order", CLASSES[::-1])
+                if is_resumed:
+                    raise RuntimeError("stop")
+
+    sections = [partial(data, dataset=(Other if place == 1 else Named)(samples_per_class=60)) for place in range(6)]
+    made = {FIRST + place: partial(node, tmp_path, fedavg, place, section=each) for place, each in enumerate(sections)}
+    link = Loopback(made, restarts=True)
+    options = {"link": link, "patience": SOME, "clients_per_round": 1.0, "callbacks": [Checkpoint(every_n_rounds=1)]}
+    with pytest.warns(
+        UserWarning, match=r"1 of 6 clients are left out: 1 \(hospital 1\): .* look different from before"
+    ):
+        if is_resumed:
+            with pytest.raises(RuntimeError, match="stop"):
+                on_fleet(tmp_path, fedavg, **options | {"callbacks": [Checkpoint(every_n_rounds=1), Edit()]})
+            watch = on_fleet(tmp_path, fedavg, ckpt_path="last", **options)
+        else:
+            watch = on_fleet(tmp_path, fedavg, **options | {"callbacks": [Edit()]})
+    assert dropped(watch)[-2:] == [1, 1]
 
 
 @pytest.mark.parametrize(

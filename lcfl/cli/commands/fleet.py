@@ -155,7 +155,7 @@ def checked(data: Path, app: Path, client: int | None = None) -> Iterator[str]:
         place = node.place[0]
         sets = {"train": node.data.population.train} | node.data.population.sets(node.data.protocols)
         yield f"name: {node.name}"
-        spec = described_spec(node.data.dataset)
+        spec = described_spec(node.data)
         yield f"input: {spec['shape']}, {spec['num_classes'] or 'no'} classes"
         if spec["classes"]:
             yield f"classes, in the order that all nodes must have: {', '.join(spec['classes'])}"

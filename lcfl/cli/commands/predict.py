@@ -5,7 +5,7 @@ import csv
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from math import prod
+from math import inf, isnan, prod
 from pathlib import Path
 from typing import IO
 
@@ -17,6 +17,7 @@ from lcfl.cli.loading import load
 from lcfl.core import rng
 from lcfl.core.files import atomic_file, check_new, read_json
 from lcfl.data.datamodule import FederatedDataModule
+from lcfl.models.metrics import weight_in_loss
 from lcfl.runs.result import Run
 
 __all__ = ["main", "parser"]
@@ -117,7 +118,8 @@ def _rows(run: Run, path: Path, kind: str, only: str | None, protocol: str | Non
         columns = [*_numbered("target", spec.target_shape), *_numbered("output", outputs.shape[1:])]
     yield ["client", *(["name"] if population.names else []), "index", *columns]
     for client in clients:
-        network = run.model(kind, client=client)  # type: ignore[arg-type]
+        cluster = _chosen(run, data, client) if kind == "cluster" and run.chooses_clusters else None
+        network = run.model(kind, client=client, cluster=cluster)  # type: ignore[arg-type]
         indices, seen = population.test[protocol][client], data.seen_by(client, protocol)
         who = [client] if population.names is None else [client, population.names[client]]
         for start in range(0, len(indices), BATCH):
@@ -128,6 +130,21 @@ def _rows(run: Run, path: Path, kind: str, only: str | None, protocol: str | Non
             cells = _classified(outputs, targets, classes) if has_labels else _numbers(outputs, targets)
             for index, row in zip(part.tolist(), cells, strict=True):
                 yield [*who, index, *row]
+
+
+def _chosen(run: Run, data: FederatedDataModule, client: int) -> int:
+    """Returns the cluster whose model has the least loss on a client's training samples, the first of equals."""
+    loss, indices, seen = run.loss, data.population.train[client], data.seen_by(client)
+    totals = []
+    for cluster in range(run.state.num_clusters):
+        network, total = run.model("cluster", client=client, cluster=cluster), 0.0
+        for start in range(0, len(indices), BATCH):
+            with rng.seeded(0, "predict choice", client, start):  # items may be drawn
+                inputs, targets = seen.batch(indices[start : start + BATCH], torch.device("cpu"))
+            if weight := weight_in_loss(loss, targets):
+                total += float(loss(network(inputs), targets)) * weight
+        totals.append(inf if isnan(total) else total)
+    return totals.index(min(totals))
 
 
 def _check_data(path: Path, data: FederatedDataModule) -> None:

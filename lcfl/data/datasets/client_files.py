@@ -174,12 +174,16 @@ def _entries(folder: str, client: str | None = None) -> list[os.DirEntry[str]]:
     """Returns what a folder holds, sorted by name, without what is hidden."""
     try:
         with os.scandir(folder) as found:
-            shown = (entry for entry in found if entry.name[0] != ".")
-            return sorted(shown, key=lambda entry: (composed(entry.name), entry.name))
+            shown = [entry for entry in found if entry.name[0] != "."]
     except OSError as error:
         if client is None:
             raise
         refuse(client, folder, f"it cannot be read ({type(error).__name__})")
+    for entry in shown:
+        if entry.is_symlink() and not os.path.exists(entry.path):  # such as a link to a share that is not mounted
+            where = "Folders" if client is None else f"Folders: client {client!r}"
+            raise ValueError(f"{where}: {entry.path}: it is a link to nothing; restore what it leads to, or remove it")
+    return sorted(shown, key=lambda entry: (composed(entry.name), entry.name))
 
 
 def _stem(entry: os.DirEntry[str], suffixes: tuple[str, ...]) -> str:

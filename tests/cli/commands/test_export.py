@@ -15,7 +15,7 @@ from lcfl.cli.commands import export, predict
 from lcfl.data.samples import TensorSamples
 from lcfl.models import MLP
 from lcfl.runs.checkpoint import CheckpointError
-from tests.helpers.commandline import FEDAVG, LCFED, SMALL, SYNTHETIC, files, shared
+from tests.helpers.commandline import CONFIGS, FEDAVG, LCFED, SMALL, SYNTHETIC, files, shared
 from tests.helpers.commandline import lcfl as command
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -198,6 +198,25 @@ def test_predictions_have_the_accuracy_of_the_run(run, kind):
     assert sum(accuracies) / len(accuracies) == pytest.approx(run.metrics[f"test/own_split/{kind}/acc"])
     state = lcfl.load(run.path).state
     assert list(by_client) == list(range(state.num_clients))
+
+
+def test_clients_that_choose_their_cluster_choose_again_for_predictions(tmp_path):
+    """With four clients a round, others have last chosen among older models."""
+    made = shared(
+        tmp_path, *SYNTHETIC, "-c", str(CONFIGS / "methods/ifca.yaml"), *SMALL,
+        "--trainer.rounds=5", "--trainer.clients_per_round=4",
+    )  # fmt: skip
+    predict.main([str(made.path), "--model=cluster", "--out=predictions.csv"])
+    right: dict[str, list[bool]] = {}
+    with open("predictions.csv") as file:
+        for row in csv.DictReader(file):
+            right.setdefault(row["client"], []).append(row["label"] == row["prediction"])
+    found = sum(sum(each) / len(each) for each in right.values()) / len(right)
+    assert found == pytest.approx(made.metrics["test/own_split/cluster/acc"])
+    with pytest.warns(UserWarning, match="client 3 is the one that it chose when it last trained"):
+        old = made.model("cluster", client=3)
+    own = made.model("cluster", cluster=int(made.state.assignment[3]))
+    assert all(map(torch.equal, old.parameters(), own.parameters()))
 
 
 def test_the_predictions_of_one_client_are_printed(run, capsys):
