@@ -199,3 +199,12 @@ def test_a_class_that_nobody_trains_on_is_a_warning(tmp_path):
         write_table(tmp_path / ward / "test.csv", COLUMNS, [1, 2, "wel"])
     with pytest.warns(UserWarning, match=r"no client trains on 1 of 3 classes: 'wel'\. If a class is misspelt"):
         loaded(FederatedDataModule(Folders(str(tmp_path), Table("outcome")), ByOwner(), val_fraction=0.0))
+
+
+def test_names_of_classes_may_be_numbers_and_no_truth_values(tmp_path):
+    write_wards(tmp_path, {"a": 12}, outcomes=("0", "1"))
+    assert Folders(str(tmp_path), Table("outcome"), classes=[1, 0]).classes == ("1", "0")
+    with pytest.raises(
+        ValueError, match=r"classes: got False as a name; YAML reads yes, no, .* so. Write names in quotes"
+    ):
+        Folders(str(tmp_path), Table("outcome"), classes=[False, True])

@@ -117,7 +117,7 @@ class Clusters(LowRankCosine):
 @pytest.mark.parametrize(
     ("clustering", "words"),
     [
-        (LowRankCosine(6), "num_clusters=6 for data.num_clients=5"),
+        (LowRankCosine(6), "num_clusters=6 for the 5 clients of the run"),
         (Clusters(2), r"method.clustering: Clusters.on_aggregate is not a hook.*Did you mean on_aggregated\?"),
     ],
 )

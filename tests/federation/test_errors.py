@@ -62,7 +62,7 @@ THREE = ("--data.num_clients=3", "--trainer.clients_per_round=1", "--method.clus
 REFUSED = {
     "more clusters than clients": (
         ["--method.clustering.init_args.num_clusters=21"],
-        ["num_clusters=21", "data.num_clients=20", "Lower num_clusters", "raise data.num_clients"],
+        ["num_clusters=21", "the 20 clients of the run", "Lower num_clusters", "raise data.num_clients"],
     ),
     "no cluster": (["--method.clustering.init_args.num_clusters=0"], ["num_clusters=0", "at least 1"]),
     "more clients a round than clients": (

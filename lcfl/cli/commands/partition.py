@@ -77,9 +77,8 @@ def main(args: Sequence[str]) -> None:
     for line in named_clients(population):
         print(line)
     names = data.dataset.classes or ()
-    numbered = [f"{number} {name}" for number, name in enumerate(names) if name != str(number)]
-    if numbered:
-        print(f"classes: {abbreviated(numbered, 20)}")
+    if list(names) != list(map(str, range(len(names)))):
+        print(f"classes: {abbreviated([f'{number} {name}' for number, name in enumerate(names)], 20)}")
     labels = data.samples.labels
     if labels is not None:
         for protocol in (name for name in data.protocols if name != BACKDOOR):

@@ -31,7 +31,8 @@ class Folders(FederatedDataset):
         reader: how files are read: ``ImageFiles``, ``Arrays`` or ``Table``.
         augmentation: changes the inputs of training batches.
         classes: the names of all classes, in the order of their numbers. It is needed where not all clients are read
-            together, so that a class has the same number on every machine. None for the sorted classes of the files.
+            together, so that a class has the same number on every machine. Whole numbers stand for their digits. None
+            for the sorted classes of the files.
 
     Raises:
         ValueError: if files are missing, unusable or unlike each other. The message names the client and the file.
@@ -46,11 +47,11 @@ class Folders(FederatedDataset):
         root: str,
         reader: Reader,
         augmentation: Augmentation | None = None,
-        classes: Sequence[str] | None = None,
+        classes: Sequence[str | int | bool] | None = None,
     ) -> None:
         check_instance("Folders: reader", reader, Reader)
         self.root, self.reader, self.augmentation = str(root), reader, augmentation
-        self._all_classes = classes
+        self._all_classes = None if classes is None else _names(classes)
         clients = clients_below(self.root, reader.suffixes)
         names = tuple(parts[0].client for parts in clients)
         # Training and validation samples of all clients come first. Sorting keeps the order of the clients.
@@ -97,3 +98,13 @@ class Folders(FederatedDataset):
             contents.std,
             self.augmentation,
         )
+
+
+def _names(classes: Sequence[str | int | bool]) -> list[str]:
+    """Returns the names of classes as texts."""
+    if wrong := [name for name in classes if isinstance(name, bool)]:
+        raise ValueError(
+            f"Folders: classes: got {wrong[0]} as a name; YAML reads yes, no, on, off, true and false so. Write names "
+            "in quotes, as in ['no', 'yes']."
+        )
+    return list(map(str, classes))

@@ -173,7 +173,7 @@ def test_offline_steps_and_ordinary_runs(tmp_path):
 
 def test_more_clusters_than_clients_are_refused():
     LowRankCosine(num_clusters=5).check(5)
-    with pytest.raises(ValueError, match=r"num_clusters=6 for data.num_clients=5; .*Lower num_clusters or raise data"):
+    with pytest.raises(ValueError, match=r"num_clusters=6 for the 5 clients .*Lower num_clusters or raise data"):
         LowRankCosine(num_clusters=6).check(5)
 
 

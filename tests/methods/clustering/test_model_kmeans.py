@@ -152,7 +152,7 @@ def test_a_client_that_was_never_sampled_is_evaluated_with_the_global_model(tmp_
 
 
 def test_more_clusters_than_clients_and_an_exchange_without_models_are_refused():
-    with pytest.raises(ValueError, match=r"num_clusters=5 for data\.num_clients=4"):
+    with pytest.raises(ValueError, match=r"num_clusters=5 for the 4 clients"):
         ModelKMeans(5).check(4)
     with pytest.raises(ValueError, match="uses stored models, but ClusterModel keeps none"):
         Method(LocalTraining(steps=1), ClusterModel(), UNIFORM, [ModelKMeans(2, "stored")])

@@ -235,7 +235,7 @@ def test_a_leaver_is_not_part_of_a_reference(tmp_path):
 
 
 def test_more_clusters_than_clients_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"num_clusters=5 for data.num_clients=4; .*Lower num_clusters"):
+    with pytest.raises(ValueError, match=r"num_clusters=5 for the 4 clients .*Lower num_clusters"):
         fit(blobs_module(), blobs(4), fedclust(num_clusters=5), tmp_path)
 
 
