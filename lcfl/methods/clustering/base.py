@@ -196,6 +196,6 @@ def check_num_clusters(clustering: Clustering, num_clusters: int | None, num_cli
     if num_clusters is not None and num_clusters > num_clients:
         raise ValueError(
             f"method.clustering: {type(clustering).__name__} got num_clusters={num_clusters} for the {num_clients} "
-            "clients of the run (data.num_clients without newcomers); there can be at most one cluster per client. Lower "
-            "num_clusters or raise data.num_clients."
+            "clients of the run (data.num_clients without newcomers); there can be at most one cluster per client. "
+            "Lower num_clusters or raise data.num_clients."
         )
