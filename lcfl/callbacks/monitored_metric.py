@@ -74,8 +74,8 @@ class MonitoredMetric:
             return
         if not names:
             raise ValueError(
-                f"{self.owner}: monitor={self.name} is never measured during this run. Either trainer.evaluate_every "
-                "is 0 and must be 1 or more, or no client that is evaluated has samples for it."
+                f"{self.owner}: monitor={self.name} is never measured during this run. Set trainer.evaluate_every to "
+                "1 or more; if it is, no client that is evaluated has samples for it."
             )
         known = [name for name in names if name.startswith("val/")]
         if not known:
@@ -116,9 +116,7 @@ class MonitoredMetric:
     def _check_row(self, row: Mapping[str, float]) -> None:
         """Checks the row of an evaluated round that lacks the metric, like all rounds before it."""
         assert self.name is not None
-        if self.name.startswith(
-            "val/"
-        ):  # is among the metrics of an evaluation, whose clients may have left or be lost
+        if self.name.startswith("val/"):  # evaluations have it, but the clients that do may have left or be lost
             return
         if self.name.startswith(SOMETIMES) and "cluster/count" in row:
             return

@@ -195,8 +195,8 @@ def _without_class(option: str, message: str, takes_class: bool) -> str:
         r"(?:Unexpected import path format|Config file loop detected): (.*?)(?: -> .*)?$", message, re.M
     ):
         return (
-            f"{option}: got {shortened(match[1], 90)}, which names no class. Give the name of a class; a file of data "
-            "is an argument of its class."
+            f"{option}: got {shortened(match[1], 90)}, which names no class. Give the name of a class. If it is a "
+            "file of data, give it as an argument of the data set's class."
         )
     match = re.search(r"Expected a dot import path string: (\w+)", message)
     nested = re.search(r"Given value: NestedArg\(key='(\w+)\.(?:init_args\.)?([\w.]+)', val='(.*?)'\)", message)
@@ -256,7 +256,9 @@ def _is_open(kind: str) -> bool:
 
 
 def _base_with(argument: str, kind: str) -> str:
-    """Returns the name of a base class that has an argument which the class at an import path does not pass on."""
+    """Returns the name of a base class with an argument that the user's class at an import path does not pass on."""
+    if kind.partition(".")[0] in ("lcfl", "torch", "torchvision", "torchmetrics"):
+        return ""
     bases = getattr(_at(kind), "__mro__", ())[1:]
     return next((base.__name__ for base in bases if argument in _parameters(base)), "")
 

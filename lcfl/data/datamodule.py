@@ -22,7 +22,6 @@ from lcfl.data.faults import Backdoor, ClientFault, find_faulty
 from lcfl.data.membership import Membership
 from lcfl.data.owners import TEST, Owners
 from lcfl.data.partition.base import ClientShares, Indices, Partition, Pool
-from lcfl.data.partition.by_owner import ByOwner
 from lcfl.data.partition.uniform import IID
 from lcfl.data.pooled import pooled_loader
 from lcfl.data.population import Population, label_counts
@@ -288,8 +287,8 @@ class FederatedDataModule(LightningDataModule):
             proxy=min(self.proxy, 1),  # the protocols need the few random test inputs, so the proxy set takes only one
             pool=self.pool,
             test_fraction=self.test_fraction,
-            # Of so few inputs, a small part would be none. `ByOwner` may know validation samples of its own.
-            val_fraction=max(self.val_fraction, 0.2 * (self.val_fraction > 0 or isinstance(self.partition, ByOwner))),
+            # Of so few inputs, a small part would be none. A partition may bring validation samples of its own.
+            val_fraction=max(self.val_fraction, 0.2),
             client_transforms=self.client_transforms,
             # Whoever is drawn for the trial then has every fault; one client is left for the evaluation.
             faults=[replace(fault, clients=members[1:], rounds=None) for fault in self.faults],

@@ -50,8 +50,7 @@ class Samples(ABC):
 
     Attributes:
         augmentation: changes the inputs of training batches; None if nothing changes them.
-        normalisation: mean and deviation of each channel, by which inputs in 0..1 are normalised; None if they are not,
-            or if nobody knows.
+        normalisation: mean and deviation of each channel, by which inputs in 0..1 are normalised; None if nobody knows.
         has_cheap_targets: whether targets are read without their inputs.
         most_at_once: the number of samples that may be gathered at once for several training steps.
     """
@@ -190,6 +189,9 @@ class TensorSamples(Samples):
         self._affine = affine_of(self.inputs, mean, std)
         if mean is not None and std is not None:
             self.normalisation = {"mean": list(map(float, mean)), "std": list(map(float, std))}
+        elif self.inputs.dtype == torch.uint8:  # others may be normalised already
+            channels = self.inputs.shape[1] if self.inputs.ndim > 1 else 1
+            self.normalisation = {"mean": [0.0] * channels, "std": [1.0] * channels}
         self._placed: dict[torch.device, tuple[Tensor, Tensor, Affine]] = {}
         self._fingerprint: str | None = None
         # [S] row of each sample in `inputs`, -1 if it is no longer there; None if every sample is at its index.

@@ -76,7 +76,7 @@ def _measured(
                     "there is no trivial baseline.",
                     stacklevel=2,
                 )
-                break
+                return np.full(len(clients), np.nan)
     return values
 
 

@@ -333,11 +333,11 @@ def _check_new_data(path: Path, data: FederatedDataModule, module: FederatedModu
                 f"onboard: the run has the {what} {abbreviated(known, 10)}, and the new clients have "
                 f"{abbreviated(own, 10)}. Give them the same {what} in the same order, e.g. by {argument}."
             )
-    how = data.samples.normalisation
-    if how != run.get("normalisation", how):  # an earlier version did not write it
+    known, own = run.get("normalisation"), data.samples.normalisation
+    if known is not None and own is not None and known != own:
         raise ValueError(
-            f"onboard: the inputs of the run are normalised by {run['normalisation']}, and those of the new clients by "
-            f"{how}. Give their data set or its reader the normalisation that the run has."
+            f"onboard: the inputs of the run are normalised by {known}, and those of the new clients by {own}. "
+            "Give their data set or its reader the normalisation that the run has."
         )
     check_network(module, data)
     check_batches(module, data)

@@ -1,6 +1,7 @@
 """What the server of a fleet knows of its clients' data: the form of a sample, and how many samples each client has."""
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ from lcfl.data.population import Population
 from lcfl.data.samples import Samples
 from lcfl.fleet.messages import DTYPES
 
-__all__ = ["FleetData", "RemoteDataset", "described_spec", "sets_of", "spec_digest"]
+__all__ = ["FleetData", "RemoteDataset", "described_spec", "differing", "sets_of", "spec_digest"]
 
 MOST_NUMBERS = 2**27  # of one sample
 SPEC = {
@@ -36,6 +37,7 @@ SPEC = {
     "columns": ([str], None),
     "normalisation": ({"mean": [float], "std": [float]}, None),
 }
+UNKNOWN = {"normalisation": None}  # of earlier versions
 
 
 def described_spec(data: FederatedDataModule) -> dict[str, Any]:
@@ -54,8 +56,14 @@ def described_spec(data: FederatedDataModule) -> dict[str, Any]:
 
 
 def spec_digest(described: Mapping[str, Any]) -> str:
-    """Returns the SHA-256 of what `described_spec` returns."""
-    return hashlib.sha256(repr(sorted(described.items())).encode()).hexdigest()
+    """Returns the SHA-256 of what `described_spec` returns, the same before and after it has crossed."""
+    return hashlib.sha256(json.dumps({**UNKNOWN, **described}, sort_keys=True).encode()).hexdigest()
+
+
+def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Returns in what two descriptions differ. A normalisation that nobody knows differs from none."""
+    names = [name for name in SPEC if one.get(name) != other.get(name)]
+    return [name for name in names if name not in UNKNOWN or None not in (one.get(name), other.get(name))]
 
 
 class RemoteDataset(FederatedDataset):
@@ -69,7 +77,7 @@ class RemoteDataset(FederatedDataset):
     """
 
     def __init__(self, described: Mapping[str, Any]) -> None:
-        check_form("spec", dict(described), SPEC, {})
+        check_form("spec", {**UNKNOWN, **described}, SPEC, {})
         size = math.prod(described["shape"]) + math.prod(described["target_shape"])
         if size > MOST_NUMBERS or (described["num_classes"] or 0) > MOST_NUMBERS:
             raise ValueError(f"spec: got a sample of {size} numbers; at most {MOST_NUMBERS} are accepted")
@@ -83,7 +91,8 @@ class RemoteDataset(FederatedDataset):
         self.num_classes = described["num_classes"]
         self.classes = None if classes is None else tuple(classes)
         self.columns = None if columns is None else tuple(columns)
-        self.digest = spec_digest(described)
+        identity = sorted((name, each) for name, each in described.items() if name not in UNKNOWN)
+        self.digest = hashlib.sha256(repr(identity).encode()).hexdigest()
 
     def load(self) -> Samples:
         """Returns samples that nobody can read."""

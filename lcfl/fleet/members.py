@@ -11,6 +11,7 @@ import lcfl
 from lcfl.core.files import read_regular, write_json
 from lcfl.core.schema import Number, check_form
 from lcfl.distributed.tasks import Lost
+from lcfl.fleet.data import differing
 from lcfl.fleet.messages import Message
 from lcfl.fleet.post import Post, one_line
 from lcfl.runs.checkpoint import CheckpointError
@@ -124,14 +125,13 @@ class Admission:
         if set(told["sizes"]) != {"train", *self.sets} or told["sizes"]["train"] < 1:
             return f"it has samples in {one_line(', '.join(told['sizes']))}; it must have some in train"
         for member in members:
-            if dict(member.spec) != told["spec"]:
-                differing = [name for name in told["spec"] if told["spec"][name] != member.spec[name]]
+            if names := differing(told["spec"], member.spec):
                 if is_for_node:
                     return (
-                        f"its samples look different from those of other nodes, in {', '.join(differing)}; ask the "
+                        f"its samples look different from those of other nodes, in {', '.join(names)}; ask the "
                         "operator, and change the data section"
                     )
-                pairs = "; ".join(f"{name}: {told['spec'][name]}, and {member.spec[name]} there" for name in differing)
+                pairs = "; ".join(f"{name}: {told['spec'][name]}, and {member.spec[name]} there" for name in names)
                 return f"its samples look different from those of {member.name} ({pairs}); change its data section"
             if member.name == told["name"]:
                 return f"its name {member.name} is taken; give it another one"

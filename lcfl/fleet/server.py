@@ -16,7 +16,7 @@ from lcfl.distributed.worker import Worker
 from lcfl.federation.federation import Federation
 from lcfl.federation.session import run_of
 from lcfl.federation.trial import check_network
-from lcfl.fleet.data import FleetData, RemoteDataset, sets_of
+from lcfl.fleet.data import FleetData, RemoteDataset, differing, sets_of
 from lcfl.fleet.fleet import Fleet, FleetRecord
 from lcfl.fleet.link import Link
 from lcfl.fleet.members import Admission, Member, numbered, read_members
@@ -163,7 +163,7 @@ def _rejoined(admission: Admission, members: dict[int, Member]) -> dict[int, Mem
     """Asks the known clients that can be reached to join again, and returns all with what is new about them."""
 
     def fits(spec: Mapping[str, Any]) -> None:
-        if any(dict(spec) != dict(member.spec) for member in members.values()):
+        if any(differing(spec, member.spec) for member in members.values()):
             raise ValueError("they look different from before")
 
     reachable, number = set(admission.post.link.nodes()), {member.node: each for each, member in members.items()}

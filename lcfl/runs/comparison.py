@@ -42,7 +42,7 @@ FAIR = (
     "init_from",
     "precision",
 )  # may differ, but then a warning names them
-NETWORK = ("network", "network_settings")  # of the settings of the model, and so may these
+NETWORK = ("network", "network_settings", "network_functions")  # of the model, and so may these
 
 
 @dataclass(frozen=True)
@@ -216,15 +216,15 @@ def check_same_setting(entries: Sequence[Entry]) -> None:
             "runs with the same data configuration and data.seed, or add --mix to get a section for each setting."
         )
     firsts = [entry.runs[0] for entry in entries]
-    compared = {name: {json.dumps(run.settings.get(name)) for run in firsts} for name in FAIR}
+    compared = {name: {json.dumps(run.settings.get(name), sort_keys=True) for run in firsts} for name in FAIR}
     compared["local work"] = {run.local_work for run in firsts} - {""}
     for name, values in compared.items():
         if len(values) > 1:
             warnings.warn(f"{name} differs between these runs: {', '.join(sorted(values))}.", stacklevel=2)
     models = {entry.label: entry.runs[0].settings.get("model", {}) for entry in entries}
-    networks = {label: [model.get(name) for name in NETWORK] for label, model in models.items()}
-    first = next(iter(networks))
-    if others := [label for label, network in networks.items() if network != networks[first]]:
+    first, *others = models
+    both = {label: models[label].keys() & models[first].keys() & set(NETWORK) for label in others}  # of any version
+    if others := [each for each in others if any(models[each][name] != models[first][name] for name in both[each])]:
         warnings.warn(f"the network of {first} differs from that of {abbreviated(others)}.", stacklevel=2)
     seeds = {entry.label: ", ".join(str(run.seed) for run in entry.runs) for entry in entries}
     if len(set(seeds.values())) > 1:
@@ -332,7 +332,7 @@ def rounds_to_peak(curve: Sequence[tuple[int, float, float]], reported: Reported
 
 def _setting(run: FinishedRun) -> str:
     """Returns the settings that must be equal for a comparison."""
-    return json.dumps([run.settings.get(name) for name in SETTING])
+    return json.dumps([run.settings.get(name) for name in SETTING], sort_keys=True)
 
 
 def _common_name(names: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from lcfl.core.clients import ClientStore
 from lcfl.core.files import read_json
 from lcfl.core.state import FederationState
 from lcfl.methods.exchange import ModelKind
+from lcfl.methods.local.least_loss import LeastLoss
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
 from lcfl.runs import checkpoint, checkpoint_lookup
@@ -95,7 +96,7 @@ class Run:
     def chooses_clusters(self) -> bool:
         """Whether clients choose their cluster anew for every evaluation, by their training loss (IFCA)."""
         exchange, local_update = self._method.exchange, self._method.local_update
-        return "cluster" in exchange.models and exchange.evaluation_update("cluster", local_update) is not None
+        return isinstance(exchange.evaluation_update("cluster", local_update), LeastLoss)
 
     @property
     def loss(self) -> nn.Module:
@@ -116,7 +117,7 @@ class Run:
         Args:
             kind: ``global``; ``cluster``, the model of the cluster `cluster` or of the cluster that `client` is in; or
                 ``personal``, the model of `client`. If clients choose their cluster anew for every evaluation (IFCA),
-                the run knows only what `client` chose when it last trained, and warns.
+                the run knows only what `client` chose when it last trained, and warns of it.
             client: the number or the name of the client. If ``model.buffer_policy`` is ``local``, a model of any kind
                 gets the buffers of this client, or those of the initial model if no client is given.
             cluster: the number of the cluster.
@@ -159,8 +160,8 @@ class Run:
         own = None if client is None else int(self.state.assignment[client])
         if self.chooses_clusters and kind == "cluster" and client is not None and cluster is None:
             warnings.warn(
-                f"model: the cluster of client {client} is the one that it chose when it last trained. In evaluations, "
-                "clients choose again by their training loss, as in lcfl predict.",
+                f"model: the cluster of client {client} is the last that the server knows. In evaluations, clients "
+                f"choose again by their training loss{'.' if self.is_of_fleet else ', as in lcfl predict.'}",
                 stacklevel=2,
             )
         elif client is not None and cluster is not None and own != cluster and not self.chooses_clusters:

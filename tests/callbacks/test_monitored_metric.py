@@ -59,7 +59,7 @@ def test_known_names_and_names_outside_evaluations_pass_the_check(name):
     ("names", "text"),
     [
         (["val/own_split/cluster/acc", "test/x/y/acc"], f"no metric {ACC}; the metrics are val/own_split/cluster/acc"),
-        ([], r"never measured during this run\. Either trainer\.evaluate_every is 0"),
+        ([], r"never measured during this run\. Set trainer\.evaluate_every"),
         (["test/own_split/personal/acc"], r"needs validation data.*data\.val_fraction"),
     ],
 )

@@ -58,7 +58,7 @@ def test_owners_beyond_int64_stay_apart():
 
 def test_spellings_that_may_mean_one_owner_give_a_warning():
     with pytest.warns(
-        UserWarning, match="'Ann Lee', 'ann  lee' differ only in case or spaces, and are separate clients"
+        UserWarning, match="'Ann Lee' and 'ann  lee' differ only in case or spaces, and are separate clients"
     ):
         data = loaded(own(["Ann Lee", "bob", "ann  lee"] * 4))
     assert data.num_clients == 3

@@ -160,14 +160,16 @@ def test_unclear_folders_are_refused(tmp_path, case):
     assert refused(tmp_path, *paths).startswith(f"Folders: {message}")
 
 
-@pytest.mark.parametrize("link", ["c", "b/train/more", "b/train/more.csv"])
+@pytest.mark.parametrize("link", ["c", "c.csv", "b/train/more", "b/train/more.csv"])
 def test_a_link_to_nothing_is_refused(tmp_path, link):
     """It is what a share that is not mounted looks like."""
     for path in ("a/train/x.csv", "b/train/x.csv"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
+    (tmp_path / "README.md").symlink_to(tmp_path / "nowhere")
+    assert len(clients_below(str(tmp_path), SUFFIXES)) == 2
     (tmp_path / link).symlink_to(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=rf"Folders: .*{link}: it is a link to nothing; restore what it leads to"):
+    with pytest.raises(ValueError, match=rf"Folders: .*{link}: this link cannot be followed; restore what it leads to"):
         clients_below(str(tmp_path), SUFFIXES)
 
 

@@ -1,7 +1,6 @@
 """Tests the reader of tables: columns, classes, numbers to predict, and what is refused."""
 
 import builtins
-import os
 from pathlib import Path
 from unicodedata import normalize
 
@@ -217,11 +216,6 @@ def test_a_first_file_without_the_columns_is_refused(tmp_path):
 def test_a_file_in_another_encoding_is_refused(tmp_path):
     (tmp_path / "ward_b.csv").write_bytes("age,outcome\n1,für\n".encode("latin-1"))
     assert refused(tmp_path).startswith("Folders: client 'ward_b': ROOT/ward_b.csv: it cannot be read (UnicodeDecode")
-
-
-def test_a_link_to_nothing_is_refused(tmp_path):
-    os.symlink(tmp_path / "gone.csv", tmp_path / "ward_b.csv")
-    assert refused(tmp_path).startswith("Folders: client 'ward_b': ROOT/ward_b.csv: it cannot be read (FileNotFound")
 
 
 def test_tables_that_do_not_fit_into_memory_are_refused(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from tests.helpers.builders import blobs, blobs_module, fedavg, fit
 
 @pytest.mark.parametrize(
     ("val_fraction", "evaluate_every", "text"),
-    [(0.05, 1, None), (0.0, 1, "needs validation data"), (0.05, 0, "is never measured during this run")],
+    [(0.05, 1, None), (0.05, 0, r"is never measured during this run\. Set trainer\.evaluate_every")],
 )
 def test_trial_run_takes_a_monitor_as_the_real_run_does(tmp_path, val_fraction, evaluate_every, text):
     options = {"callbacks": [EarlyStopping()], "evaluate_every": evaluate_every}

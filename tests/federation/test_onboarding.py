@@ -185,11 +185,14 @@ def test_clients_whose_inputs_are_normalised_in_another_way_are_refused(tmp_path
             samples.normalisation = self._normalisation
             return samples
 
-    half, none = {"mean": [0.5], "std": [0.5]}, None
+    half, none, unknown = {"mean": [0.5], "std": [0.5]}, {"mean": [0.0], "std": [1.0]}, None
     network = partial(MLP, 64, [4], 10)
     path = trained(tmp_path, fedavg(), made(half), FederatedModule(network), rounds=1)
-    assert onboard(str(path), FederatedModule(network), made(half), fedavg(), 1, "cpu", of_the_run=False)
-    with pytest.raises(ValueError, match=r"the run are normalised by \{'mean': \[0.5\], .*, and those of .* by None"):
+    for alike in (half, unknown):
+        assert onboard(str(path), FederatedModule(network), made(alike), fedavg(), 1, "cpu", of_the_run=False)
+    with pytest.raises(
+        ValueError, match=r"the run are normalised by \{'mean': \[0.5\], .*, and those of .* by .'mean': .0.0"
+    ):
         onboard(path, FederatedModule(network), made(none), fedavg(), 1, "cpu", of_the_run=False)
 
 

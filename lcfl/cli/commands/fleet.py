@@ -161,6 +161,8 @@ def checked(data: Path, app: Path, client: int | None = None) -> Iterator[str]:
             yield f"classes, in the order that all nodes must have: {', '.join(spec['classes'])}"
         if spec["columns"]:
             yield f"columns, in the order that all nodes must have: {abbreviated(spec['columns'])}"
+        if how := spec["normalisation"]:
+            yield f"normalisation, which all nodes must have: mean {how['mean']}, std {how['std']}"
         yield from (f"{name}: {len(indices[place])} samples" for name, indices in sets.items())
         yield f"engine: {node.engine.name}"
         yield "network, loss, metrics and data fit together"

@@ -53,10 +53,10 @@ def main(args: Sequence[str]) -> None:
     Raises:
         CheckpointError: if there is no such checkpoint.
         FileExistsError: if the file exists already.
-        FileNotFoundError: if there is no run, or if its data set is missing.
-        ValueError: if the samples lie on the nodes of a fleet, if the data have changed since the run, if the run's
-            method has no such model, if the client or the protocol does not exist, if there are no test samples, or if
-            targets are masks or tokens, which have no place in a line.
+        FileNotFoundError: if there is no run.
+        ValueError: if its data cannot be read, if the samples lie on the nodes of a fleet, if the data have changed
+            since the run, if the run's method has no such model, if the client or the protocol does not exist, if there
+            are no test samples, or if targets are masks or tokens, which have no place in a line.
     """
     options = parser().parse_args(args)
     if options.out is not None:
@@ -90,8 +90,8 @@ def _rows(run: Run, path: Path, kind: str, only: str | None, protocol: str | Non
         data.setup()
     except (ValueError, OSError) as error:
         raise ValueError(
-            f"predict: the data of {path} cannot be read here: {error}. Start this command in the folder in which "
-            "lcfl fit was started."
+            f"predict: the data of {path} cannot be read: {str(error).rstrip('.')}. If its configuration has relative "
+            "paths, start this command in the folder in which lcfl fit was started."
         ) from error
     _check_data(path, data)
     population, spec = data.population, data.dataset.spec
@@ -114,7 +114,8 @@ def _rows(run: Run, path: Path, kind: str, only: str | None, protocol: str | Non
         )
     columns = list(LABELS)
     if not has_labels:  # a network may return more numbers than a target has, such as a mean and a variance
-        outputs = run.model(kind, client=clients[0])(spec.blank(1)[0])  # type: ignore[arg-type]
+        first = 0 if kind == "cluster" and run.chooses_clusters else None
+        outputs = run.model(kind, client=clients[0], cluster=first)(spec.blank(1)[0])  # type: ignore[arg-type]
         columns = [*_numbered("target", spec.target_shape), *_numbered("output", outputs.shape[1:])]
     yield ["client", *(["name"] if population.names else []), "index", *columns]
     for client in clients:

@@ -62,7 +62,7 @@ def clients_below(root: str, suffixes: tuple[str, ...]) -> list[list[PartFiles]]
     clients: dict[str, os.DirEntry[str]] = {}
     known: dict[str, str] = {}
     for entry in found:
-        _check_unpacked(entry, suffixes, "Folders")
+        _check_readable(entry, suffixes, "Folders")
         if not (entry.is_dir() or entry.name.lower().endswith(suffixes)):
             continue
         name = composed(_stem(entry, suffixes))
@@ -105,7 +105,7 @@ def _parts(client: str, home: os.DirEntry[str], root: str, suffixes: tuple[str, 
     entries: dict[str, os.DirEntry[str]] = {}
     others = []
     for entry in _entries(home.path, client):
-        _check_unpacked(entry, suffixes, f"Folders: client {client!r}")
+        _check_readable(entry, suffixes, f"Folders: client {client!r}")
         name = _stem(entry, suffixes).casefold()
         if name not in PARTS:
             others.append(entry)
@@ -141,9 +141,12 @@ def _parts(client: str, home: os.DirEntry[str], root: str, suffixes: tuple[str, 
     return [each for each in parts if each.files]
 
 
-def _check_unpacked(entry: os.DirEntry[str], suffixes: tuple[str, ...], owner: str) -> None:
-    """Refuses a compressed file of samples, which would be skipped silently."""
+def _check_readable(entry: os.DirEntry[str], suffixes: tuple[str, ...], owner: str) -> None:
+    """Refuses what would be skipped silently: a compressed file, and a link to a share that is not mounted."""
     name = entry.name.lower()
+    may_hold_samples = name.endswith(suffixes) or "." not in name
+    if may_hold_samples and entry.is_symlink() and not os.path.exists(entry.path):
+        raise ValueError(f"{owner}: {entry.path}: this link cannot be followed; restore what it leads to, or remove it")
     if name.endswith(tuple(suffix + packed for suffix in suffixes for packed in PACKED)) and not entry.is_dir():
         raise ValueError(f"{owner}: {entry.path}: it is compressed; unpack it, or take it out of the folder")
 
@@ -162,7 +165,7 @@ def _names(folder: str, client: str, suffixes: tuple[str, ...]) -> list[str]:
     """Returns all files below a folder, in order, as paths with ``/``."""
     names = []
     for entry in _entries(folder, client):
-        _check_unpacked(entry, suffixes, f"Folders: client {client!r}")
+        _check_readable(entry, suffixes, f"Folders: client {client!r}")
         if entry.is_dir():
             names += [f"{entry.name}/{name}" for name in _names(entry.path, client, suffixes)]
         else:
@@ -179,10 +182,6 @@ def _entries(folder: str, client: str | None = None) -> list[os.DirEntry[str]]:
         if client is None:
             raise
         refuse(client, folder, f"it cannot be read ({type(error).__name__})")
-    for entry in shown:
-        if entry.is_symlink() and not os.path.exists(entry.path):  # such as a link to a share that is not mounted
-            where = "Folders" if client is None else f"Folders: client {client!r}"
-            raise ValueError(f"{where}: {entry.path}: it is a link to nothing; restore what it leads to, or remove it")
     return sorted(shown, key=lambda entry: (composed(entry.name), entry.name))
 
 

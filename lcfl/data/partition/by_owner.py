@@ -101,7 +101,7 @@ def _warn_of_spellings(names: Sequence[str]) -> None:
     spellings: dict[str, list[str]] = {}
     for name in names:
         spellings.setdefault(" ".join(name.split()).casefold(), []).append(name)
-    if alike := [repr(name) for several in spellings.values() if len(several) > 1 for name in several]:
+    if alike := [" and ".join(map(repr, each)) for each in spellings.values() if len(each) > 1]:
         warnings.warn(
             f"ByOwner: {abbreviated(alike)} differ only in case or spaces, and are separate clients. If they are one, "
             "give them one name in the data.",

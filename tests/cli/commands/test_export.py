@@ -213,7 +213,7 @@ def test_clients_that_choose_their_cluster_choose_again_for_predictions(tmp_path
             right.setdefault(row["client"], []).append(row["label"] == row["prediction"])
     found = sum(sum(each) / len(each) for each in right.values()) / len(right)
     assert found == pytest.approx(made.metrics["test/own_split/cluster/acc"])
-    with pytest.warns(UserWarning, match="client 3 is the one that it chose when it last trained"):
+    with pytest.warns(UserWarning, match="client 3 is the last that the server knows"):
         old = made.model("cluster", client=3)
     own = made.model("cluster", cluster=int(made.state.assignment[3]))
     assert all(map(torch.equal, old.parameters(), own.parameters()))
@@ -293,7 +293,8 @@ def test_data_that_cannot_be_read_here_are_reported(run, tmp_path):
     config["data"]["dataset"] = {"class_path": "lcfl.data.datasets.MNIST", "init_args": {"root": "nowhere"}}
     (other / "config.yaml").write_text(yaml.safe_dump(config))
     with pytest.raises(
-        ValueError, match=r"the data of .* cannot be read here: .*\. Start this command in the folder in"
+        ValueError,
+        match=r"the data of .* cannot be read: .*\. If its configuration has relative paths, start",
     ):
         predict.main([str(other), "--model=global", "--out=none.csv"])
     assert not Path("none.csv").exists()
