@@ -102,17 +102,20 @@ class OnboardingResult:
             for newcomer in self.joined
         ]
 
-    def write(self, folder: Path) -> None:
-        """Writes ``newcomers.json`` and ``newcomers.csv``, and a file ``client-<number>.pt`` with weights of each."""
-        rows = self.rows()
-        content = {
+    def content(self) -> dict[str, Any]:
+        """Returns what ``newcomers.json`` holds."""
+        return {
             "checkpoint": self.checkpoint.name,
             "rule": self.rule,
             "epochs": self.epochs,
             "metrics": _finite(self.evaluation.summary()),
-            "newcomers": [_finite(row) for row in rows],
+            "newcomers": [_finite(row) for row in self.rows()],
         }
-        write_json(folder / "newcomers.json", content, indent=2)
+
+    def write(self, folder: Path) -> None:
+        """Writes ``newcomers.json`` and ``newcomers.csv``, and a file ``client-<number>.pt`` with weights of each."""
+        rows = self.rows()
+        write_json(folder / "newcomers.json", self.content(), indent=2)
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, rows[0].keys(), lineterminator="\n")
         writer.writeheader()

@@ -3,16 +3,19 @@
 import argparse
 from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
 
 from lcfl.cli.federated_cli import instantiate, instantiate_data
 from lcfl.cli.fleet_config import newcomers_of
-from lcfl.core.files import atomic_directory, check_new
+from lcfl.core.files import atomic_directory, check_new, read_json
 from lcfl.federation.onboarding import STAGES, OnboardingResult, onboard
 from lcfl.federation.session import run_of
 from lcfl.runs import checkpoint_lookup
 
 __all__ = ["main", "parser"]
+
+TABLES = ("newcomers.json", "newcomers.csv")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -73,9 +76,20 @@ def main(args: Sequence[str]) -> None:
     data = newcomers_of(config, options.data) if is_new else instantiate_data(config)
     result = onboard(path, module, data, method, options.epochs, options.accelerator, not is_new, keeps)
     with atomic_directory(options.out) if keeps else nullcontext(run) as folder:
+        _keep_others(folder, result)
         result.write(folder)
     print(table(result))
     print(f"written to {(options.out or run) / 'newcomers.json'}, newcomers.csv{' and client-*.pt' * keeps}")
+
+
+def _keep_others(folder: Path, result: OnboardingResult) -> None:
+    """Renames earlier tables in a folder, unless they are the same, so that those of `result` do not replace them."""
+    if not (folder / TABLES[0]).is_file() or read_json(folder / TABLES[0]) == result.content():
+        return
+    number = next(number for number in count(1) if not (folder / f"newcomers-{number}.json").exists())
+    for name in TABLES:
+        (folder / name).replace(folder / name.replace("newcomers", f"newcomers-{number}"))
+    print(f"the earlier tables are now newcomers-{number}.json and newcomers-{number}.csv")
 
 
 def table(found: OnboardingResult) -> str:

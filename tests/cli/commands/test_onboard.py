@@ -93,6 +93,12 @@ def test_clients_of_another_file_join(capsys):
     assert [each["client"] for each in json.loads((run.path / "newcomers.json").read_text())["newcomers"]] == [
         20, 21, 22, 23
     ]  # fmt: skip
+    first = (run.path / "newcomers.json").read_text()
+    for epochs, kept in ((1, False), (2, True)):  # the same once more, and then other numbers
+        onboard.main([f"--ckpt_path={run.path}", "--data=new.yaml", f"--epochs={epochs}"])
+        assert ("the earlier tables are now newcomers-1.json" in capsys.readouterr().out) == kept
+    assert (run.path / "newcomers-1.json").read_text() == first != (run.path / "newcomers.json").read_text()
+    assert (run.path / "newcomers-1.csv").is_file()
     with pytest.raises(ValueError, match=r"nowhere\.yaml is not a file; give a YAML file with a data section"):
         onboard.main([f"--ckpt_path={run.path}", "--data=nowhere.yaml"])
 
