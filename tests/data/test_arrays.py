@@ -120,6 +120,21 @@ def test_unusable_files_are_refused(tmp_path, case):
     assert refused(tmp_path).startswith(f"Folders: client 'ward_b': ROOT/ward_b/train.npz: {message}")
 
 
+def test_an_empty_text_is_no_class(tmp_path):
+    write_arrays(tmp_path / "a.npz", x=X, y=np.array(["wolf", "", "ox"]))
+    assert refused(tmp_path) == "Folders: client 'a': ROOT/a.npz: y[1] is empty; drop samples without a class"
+
+
+def test_truth_values_and_numbers_are_no_classes_of_one_set(tmp_path):
+    write_arrays(tmp_path / "a.npz", x=X, y=np.array([True, False, True]))
+    assert dataset(tmp_path).classes == ("False", "True")
+    write_arrays(tmp_path / "b.npz", x=X, y=np.array([1, 0, 1]))
+    assert (
+        "its targets has the shape () of classes, but in the first file, ROOT/a.npz, the shape () of truth"
+        in refused(tmp_path)
+    )
+
+
 def test_targets_that_are_not_finite_are_refused(tmp_path):
     write_arrays(tmp_path / "ward_b.npz", x=X, y=np.array([[1.0], [np.inf], [2.0]]))
     assert refused(tmp_path) == (

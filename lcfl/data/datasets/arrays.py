@@ -19,7 +19,7 @@ from lcfl.data.datasets.readers import Contents, Reader, number_classes, refuse_
 
 __all__ = ["Arrays"]
 
-CLASSES, REALS, WHOLES = "classes", "real numbers", "arrays of whole numbers"
+CLASSES, TRUTHS, REALS, WHOLES = "classes", "truth values", "real numbers", "arrays of whole numbers"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Arrays(Reader):
         assert first is not None, "a part has files"
         _, inner, dtype, _, kind = first
         classes = None
-        if kind == CLASSES:
+        if kind in (CLASSES, TRUTHS):
             classes, all_targets = number_classes(str(value) for column in columns for value in column.tolist())
         else:
             all_targets = np.concatenate(columns).astype(np.float32 if kind == REALS else np.int64)
@@ -94,6 +94,8 @@ class Arrays(Reader):
                 f"{self.inputs!r} has the shape {shape} and {self.targets!r} {targets.shape}; the first number must be "
                 "the number of samples of both",
             )
+        if targets.dtype.kind == "U" and (empty := np.flatnonzero(targets == "")).size:
+            refuse(part.client, path, f"{_place(self.targets, empty[0])} is empty; drop samples without a class")
         if _kind(targets) == WHOLES:  # numbers of classes may be of any size
             _refuse_large(part, path, targets, self.targets)
         if targets.dtype.kind == "f":
@@ -141,7 +143,9 @@ def _header(path: str, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
 def _kind(targets: NDArray[Any]) -> str:
     if targets.dtype.kind == "f":
         return REALS
-    return CLASSES if targets.ndim == 1 else WHOLES
+    if targets.ndim > 1:
+        return WHOLES
+    return TRUTHS if targets.dtype.kind == "b" else CLASSES
 
 
 def _tensor_dtype(dtype: np.dtype[Any]) -> torch.dtype:
