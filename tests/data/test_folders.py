@@ -208,3 +208,13 @@ def test_names_of_classes_may_be_numbers_and_no_truth_values(tmp_path):
         ValueError, match=r"classes: got False as a name; YAML reads yes, no, .* so. Write names in quotes"
     ):
         Folders(str(tmp_path), Table("outcome"), classes=[False, True])
+
+
+def test_classes_name_each_class_of_the_files_once(tmp_path):
+    write_wards(tmp_path, {"a": 12}, outcomes=("benign", "malignant"))
+    with pytest.raises(ValueError, match=r"classes: got benign, benign; name each class once"):
+        Folders(str(tmp_path), Table("outcome"), classes=["benign", "benign"])
+    with pytest.raises(
+        ValueError, match=r"classes: got benign, odd, but \d+ samples are 'malignant'\. Name this class"
+    ):
+        Folders(str(tmp_path), Table("outcome"), classes=["benign", "odd"])

@@ -55,10 +55,13 @@ class Contents:
         """
         if self.classes is None:
             raise ValueError("classes: the targets are not classes; leave it out")
-        unknown = [name for name in self.classes if name not in classes]
-        if unknown or len(set(classes)) < len(classes):
+        if len(set(classes)) < len(classes):
+            raise ValueError(f"classes: got {abbreviated(classes)}; name each class once")
+        if unknown := [name for name in self.classes if name not in classes]:
+            number = (np.asarray(self.targets) == self.classes.index(unknown[0])).sum()
             raise ValueError(
-                f"classes: got {abbreviated(classes)}; it must name each class once, also {abbreviated(self.classes)}"
+                f"classes: got {abbreviated(classes)}, but {number} samples are {unknown[0]!r}. Name this class, too, "
+                "or correct the files"
             )
         number = np.array([list(classes).index(name) for name in self.classes], dtype=np.int64)
         return replace(self, targets=number[np.asarray(self.targets)], classes=tuple(classes))
