@@ -87,7 +87,7 @@ def _keep_others(folder: Path, result: OnboardingResult) -> None:
     if not (folder / TABLES[0]).is_file() or read_json(folder / TABLES[0]) == result.content():
         return
     number = next(number for number in count(1) if not (folder / f"newcomers-{number}.json").exists())
-    for name in TABLES:
+    for name in filter(lambda name: (folder / name).exists(), TABLES):
         (folder / name).replace(folder / name.replace("newcomers", f"newcomers-{number}"))
     print(f"the earlier tables are now newcomers-{number}.json and newcomers-{number}.csv")
 
