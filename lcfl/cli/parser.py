@@ -290,13 +290,12 @@ def _parameters(kind: Any) -> Mapping[str, Parameter]:
     found: dict[str, Parameter] = {}
     try:
         if isinstance(kind, str):
-            module, _, name = kind.rpartition(".")
-            kind = getattr(import_module(module), name)
+            kind = _at(kind)
         for each in getattr(kind, "__mro__", (kind,)):
             parameters = signature_of(each).parameters.values()
             found = {each.name: each for each in parameters if each.kind not in VARIADIC} | found
             if all(each.kind is not Parameter.VAR_KEYWORD for each in parameters):
                 break
-    except (ImportError, TypeError, ValueError):  # the path leads to a method of a class or to a builtin
+    except (TypeError, ValueError):  # the path leads to a method of a class or to a builtin
         pass
     return found

@@ -157,17 +157,8 @@ class Run:
                 f"model: client {client} is not in the federation. It is a newcomer, which lcfl onboard adds, or it "
                 "has left."
             )
-        own = None if client is None else int(self.state.assignment[client])
-        if self.chooses_clusters and kind == "cluster" and client is not None and cluster is None:
-            warnings.warn(
-                f"model: the cluster of client {client} is the last that the server knows. In evaluations, clients "
-                f"choose again by their training loss{'.' if self.is_of_fleet else ', as in lcfl predict.'}",
-                stacklevel=2,
-            )
-        elif client is not None and cluster is not None and own != cluster and not self.chooses_clusters:
-            raise ValueError(
-                f"model: got cluster={cluster}, but client {client} is in cluster {own}; give one of the two."
-            )
+        if kind == "cluster" and client is not None:
+            self._check_cluster(client, cluster)
         if kind == "global":
             vector = self.state.global_model
         elif kind == "cluster" and cluster is not None:
@@ -183,6 +174,21 @@ class Run:
         clients = self.state.clients
         buffers = clients.blank.buffers if client is None else clients[client].buffers
         return self._module.network_of(vector, buffers, self.state.frozen).eval()
+
+    def _check_cluster(self, client: int, cluster: int | None) -> None:
+        """Refuses a client beside the number of another cluster; warns of a cluster that may be an old choice."""
+        own = int(self.state.assignment[client])
+        if self.chooses_clusters:
+            if cluster is None:
+                warnings.warn(
+                    f"model: the cluster of client {client} is the last that the server knows. In evaluations, clients "
+                    f"choose again by their training loss{'.' if self.is_of_fleet else ', as in lcfl predict.'}",
+                    stacklevel=3,
+                )
+        elif cluster not in (None, own):
+            raise ValueError(
+                f"model: got cluster={cluster}, but client {client} is in cluster {own}; give one of the two."
+            )
 
     def _check_fleet(self, kind: ModelKind, client: int | None, allowed: Sequence[ModelKind]) -> None:
         """Refuses a model of which a part never left the node of its client."""

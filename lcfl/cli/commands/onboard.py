@@ -87,8 +87,9 @@ def _keep_others(folder: Path, result: OnboardingResult) -> None:
     if not (folder / TABLES[0]).is_file() or read_json(folder / TABLES[0]) == result.content():
         return
     number = next(number for number in count(1) if not (folder / f"newcomers-{number}.json").exists())
-    for name in filter(lambda name: (folder / name).exists(), TABLES):
-        (folder / name).replace(folder / name.replace("newcomers", f"newcomers-{number}"))
+    for path in [folder / name for name in TABLES]:
+        if path.exists():
+            path.replace(path.with_stem(f"{path.stem}-{number}"))
     print(f"the earlier tables are now newcomers-{number}.json and newcomers-{number}.csv")
 
 

@@ -112,14 +112,14 @@ def _rows(run: Run, path: Path, kind: str, only: str | None, protocol: str | Non
             f"predict: got {got} under {protocol}; name another client or protocol (this run has "
             f"{', '.join(data.protocols)})."
         )
+    chooses = kind == "cluster" and run.chooses_clusters
     columns = list(LABELS)
     if not has_labels:  # a network may return more numbers than a target has, such as a mean and a variance
-        first = 0 if kind == "cluster" and run.chooses_clusters else None
-        outputs = run.model(kind, client=clients[0], cluster=first)(spec.blank(1)[0])  # type: ignore[arg-type]
+        outputs = run.model(kind, client=clients[0], cluster=0 if chooses else None)(spec.blank(1)[0])  # type: ignore[arg-type]
         columns = [*_numbered("target", spec.target_shape), *_numbered("output", outputs.shape[1:])]
     yield ["client", *(["name"] if population.names else []), "index", *columns]
     for client in clients:
-        cluster = _chosen(run, data, client) if kind == "cluster" and run.chooses_clusters else None
+        cluster = _chosen(run, data, client) if chooses else None
         network = run.model(kind, client=client, cluster=cluster)  # type: ignore[arg-type]
         indices, seen = population.test[protocol][client], data.seen_by(client, protocol)
         who = [client] if population.names is None else [client, population.names[client]]

@@ -177,12 +177,12 @@ def _entries(folder: str, client: str | None = None) -> list[os.DirEntry[str]]:
     """Returns what a folder holds, sorted by name, without what is hidden."""
     try:
         with os.scandir(folder) as found:
-            shown = [entry for entry in found if entry.name[0] != "."]
+            shown = (entry for entry in found if entry.name[0] != ".")
+            return sorted(shown, key=lambda entry: (composed(entry.name), entry.name))
     except OSError as error:
         if client is None:
             raise
         refuse(client, folder, f"it cannot be read ({type(error).__name__})")
-    return sorted(shown, key=lambda entry: (composed(entry.name), entry.name))
 
 
 def _stem(entry: os.DirEntry[str], suffixes: tuple[str, ...]) -> str:
