@@ -3,22 +3,17 @@
 Shapes: S samples in all, M owners.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["TEST", "TRAIN", "VAL", "Owners", "in_order"]
+from lcfl.data.names import in_order
+
+__all__ = ["TEST", "TRAIN", "VAL", "Owners"]
 
 TRAIN, VAL, TEST = 0, 1, 2  # the parts of an owner's samples
-
-
-def in_order(names: Iterable[str]) -> list[str]:
-    """Returns names in sorted order: by number if all of them are whole numbers, such as 9 and 10."""
-    names = list(names)
-    by_number = all(name.isdecimal() for name in names)
-    return sorted(names, key=lambda name: (int(name) if by_number else 0, name))
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +62,6 @@ class Owners:
 
 def _is_missing(value: object) -> bool:
     try:
-        return value is None or value == "" or bool(value != value)
+        return value is None or (isinstance(value, str) and not value.strip()) or bool(value != value)
     except TypeError:  # pandas' NA, which is neither equal nor unequal to anything
         return True

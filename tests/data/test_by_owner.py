@@ -45,7 +45,7 @@ def test_owners_that_are_numbers_are_sorted_as_numbers():
     assert Owners.of_column(["10", "9", "b"], 3).names == ("10", "9", "b")
 
 
-@pytest.mark.parametrize("missing", [np.nan, None, ""])
+@pytest.mark.parametrize("missing", [np.nan, None, "", " "])
 def test_a_missing_owner_in_a_list_is_refused(missing):
     with pytest.raises(ValueError, match="1 of 3 samples have no owner"):
         Owners.of_column(["ann", missing, "bob"], 3)

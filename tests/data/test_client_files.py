@@ -173,6 +173,14 @@ def test_a_link_to_nothing_is_refused(tmp_path, link):
         clients_below(str(tmp_path), SUFFIXES)
 
 
+def test_a_link_to_a_folder_around_itself_is_refused(tmp_path):
+    make(tmp_path, "a/x.csv", "b/more/x.csv")
+    (tmp_path / "a/copy").symlink_to(tmp_path / "b")
+    assert clients_below(str(tmp_path), SUFFIXES)[0][0].files == ("copy/more/x.csv", "x.csv")
+    (tmp_path / "b/more/again").symlink_to("..")
+    assert "a/copy/more/again: this link leads to a folder around itself; remove it" in refused(tmp_path)
+
+
 def test_an_empty_client_is_refused(tmp_path):
     (tmp_path / "ward_b").mkdir()
     assert refused(tmp_path).endswith("ROOT/ward_b: it has no samples, which are files with .csv or .parquet")

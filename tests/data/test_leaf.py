@@ -179,6 +179,7 @@ def test_unusable_samples_are_refused_with_user_and_file(tmp_path, case):
         ({"users": ["a", "b"]}, r"has user 'b' in 'users', but not in 'user_data'"),
         ({"users": ["a", "a"]}, r"has user 'a' in 'users', but not in 'user_data' \(or twice in 'users'\)"),
         ({"users": []}, r"has user 'a' in 'user_data', but not in 'users'"),
+        ({"users": ["a", ""]}, r"has a user without a name in 'users'"),
         ({"users": None}, r"must hold an object with a list 'users' and an object 'user_data'"),
         ({"user_data": {"a": [1]}}, r"the data of user 'a' in .* must have a list 'x' and a list 'y', got list"),
         ({"user_data": {"a": {"x": [], "label": []}}}, r"must have a list 'x' and a list 'y', got x, label"),

@@ -3,12 +3,12 @@
 import os
 from dataclasses import dataclass
 from typing import NoReturn
-from unicodedata import normalize
 
 from lcfl.core.validation import abbreviated
-from lcfl.data.owners import TEST, TRAIN, VAL, in_order
+from lcfl.data.names import composed, in_order, spelling
+from lcfl.data.owners import TEST, TRAIN, VAL
 
-__all__ = ["PartFiles", "clients_below", "composed", "refuse"]
+__all__ = ["PartFiles", "clients_below", "refuse"]
 
 PARTS = {"train": TRAIN, "val": VAL, "test": TEST}
 PACKED = (".gz", ".bz2", ".xz", ".zip")
@@ -66,7 +66,7 @@ def clients_below(root: str, suffixes: tuple[str, ...]) -> list[list[PartFiles]]
         if not (entry.is_dir() or entry.name.lower().endswith(suffixes)):
             continue
         name = composed(_stem(entry, suffixes))
-        other = known.setdefault(name.strip().casefold(), name)
+        other = known.setdefault(spelling(name), name)
         if name in clients or other != name:
             refuse(
                 name,
@@ -86,11 +86,6 @@ def clients_below(root: str, suffixes: tuple[str, ...]) -> list[list[PartFiles]]
             "train/<client>. A single client needs a folder around its parts."
         )
     return [_parts(name, clients[name], root, suffixes) for name in in_order(clients)]
-
-
-def composed(name: str) -> str:
-    """Returns a name with its accents as part of their letters (NFC); some systems store them apart."""
-    return normalize("NFC", name)
 
 
 def refuse(client: str, path: str, problem: str) -> NoReturn:
@@ -142,11 +137,17 @@ def _parts(client: str, home: os.DirEntry[str], root: str, suffixes: tuple[str, 
 
 
 def _check_readable(entry: os.DirEntry[str], suffixes: tuple[str, ...], owner: str) -> None:
-    """Refuses what would be skipped silently: a compressed file, and a link to a share that is not mounted."""
+    """Refuses compressed files and links to what is gone, which would be skipped silently, and links without an end."""
     name = entry.name.lower()
     may_hold_samples = name.endswith(suffixes) or "." not in name
-    if may_hold_samples and entry.is_symlink() and not os.path.exists(entry.path):
-        raise ValueError(f"{owner}: {entry.path}: this link cannot be followed; restore what it leads to, or remove it")
+    if may_hold_samples and entry.is_symlink():
+        target, home = os.path.realpath(entry.path), os.path.realpath(os.path.dirname(entry.path))
+        if not os.path.exists(target):
+            raise ValueError(
+                f"{owner}: {entry.path}: this link cannot be followed; restore what it leads to, or remove it"
+            )
+        if os.path.commonpath([target, home]) == target:
+            raise ValueError(f"{owner}: {entry.path}: this link leads to a folder around itself; remove it")
     if name.endswith(tuple(suffix + packed for suffix in suffixes for packed in PACKED)) and not entry.is_dir():
         raise ValueError(f"{owner}: {entry.path}: it is compressed; unpack it, or take it out of the folder")
 

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lcfl.core.memory import check_memory
-from lcfl.data.datasets.client_files import PartFiles, composed, refuse
+from lcfl.data.datasets.client_files import PartFiles, refuse
 from lcfl.data.datasets.images import NORMALISATIONS
 from lcfl.data.datasets.readers import Contents, Reader, refuse_unreadable
+from lcfl.data.names import composed
 
 __all__ = ["ImageFiles"]
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from lcfl.core.validation import shortened
 from lcfl.data.datasets.base import FederatedDataset
-from lcfl.data.owners import TEST, TRAIN, Owners, in_order
+from lcfl.data.names import in_order
+from lcfl.data.owners import TEST, TRAIN, Owners
 from lcfl.data.samples import Samples, TensorSamples
 
 __all__ = ["CHARACTERS", "FEMNIST", "LEAF", "Shakespeare"]
@@ -140,6 +141,8 @@ class LEAF(FederatedDataset):
             raise ValueError(f"{where} must hold an object with a list 'users' and an object 'user_data', as LEAF's do")
         del content
         for user in map(str, users):
+            if not user.strip():
+                raise ValueError(f"{where} has a user without a name in 'users'; name it there and in 'user_data'")
             if user not in data:
                 raise ValueError(f"{where} has user {user!r} in 'users', but not in 'user_data' (or twice in 'users')")
             yield user, data.pop(user)

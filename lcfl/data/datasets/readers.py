@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lcfl.core.validation import CheckedFields, abbreviated, shortened
-from lcfl.data.datasets.client_files import PartFiles, composed, refuse
+from lcfl.data.datasets.client_files import PartFiles, refuse
+from lcfl.data.names import composed
 
 __all__ = ["Contents", "Reader", "number_classes", "refuse_non_finite", "refuse_unreadable"]
 

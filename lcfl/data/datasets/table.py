@@ -16,9 +16,10 @@ from torch import Tensor
 
 from lcfl.core.memory import check_memory
 from lcfl.core.validation import abbreviated
-from lcfl.data.datasets.client_files import PartFiles, composed, refuse
+from lcfl.data.datasets.client_files import PartFiles, refuse
 from lcfl.data.datasets.readers import Contents, Reader, number_classes, refuse_non_finite, refuse_unreadable
 from lcfl.data.datasets.table_files import Columns, Unusable, names_in, read_columns
+from lcfl.data.names import composed
 
 __all__ = ["Table"]
 

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from lcfl.data.datasets.client_files import composed
+from lcfl.data.names import composed
 
 __all__ = ["Columns", "Unusable", "names_in", "read_columns"]
 

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from lcfl.core.validation import abbreviated
+from lcfl.data.names import spelling
 from lcfl.data.partition.base import ClientShares, Indices, Partition
 from lcfl.data.partition.pool import Pool, PoolOwners, places_of
 
@@ -100,7 +101,7 @@ def _warn_of_spellings(names: Sequence[str]) -> None:
     """Warns of names that differ only in case or spaces, because they may mean one owner."""
     spellings: dict[str, list[str]] = {}
     for name in names:
-        spellings.setdefault(" ".join(name.split()).casefold(), []).append(name)
+        spellings.setdefault(spelling(name), []).append(name)
     if alike := [" and ".join(map(repr, each)) for each in spellings.values() if len(each) > 1]:
         warnings.warn(
             f"ByOwner: {abbreviated(alike)} differ only in case or spaces, and are separate clients. If they are one, "
