@@ -275,6 +275,13 @@ def test_tensors_are_used_in_order():
     assert Tensors(train, num_classes=9).num_classes == 9
 
 
+def test_labels_that_count_no_classes_are_refused():
+    labels = torch.tensor([0, 10**9])
+    with pytest.raises(ValueError, match=r"Tensors: got the label 1000000000 among 2 samples; .* renumber them"):
+        Tensors((torch.zeros(2, 1), labels))
+    assert Tensors((torch.zeros(2, 1), labels), num_classes=10**9 + 1).num_classes == 10**9 + 1
+
+
 @pytest.mark.parametrize(
     ("test", "words"),
     [

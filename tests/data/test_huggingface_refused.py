@@ -2,7 +2,7 @@
 
 import re
 import sys
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ WRONG = {
     "text": (one(**SIX, x=["a", "b", "c"]), {}, r"column 'x' of train \(Value\) holds texts, not numbers; use a tok"),
     "struct": (one(**SIX, x=[{"a": 1}] * 3), {}, r"does not hold numbers; use a transform"),
     "time": (one(**SIX, x=[datetime(2020, 1, 1)] * 3), {}, r"column 'x' of train \(Value\) holds datetime64.* not num"),
+    "duration": (one(**SIX, x=[timedelta(1)] * 3), {}, r"column 'x' of train \(Value of duration.*\) does not hold"),
     "deep image": (
         hub.Dataset.from_dict(
             {"ill": [0], "x": [Image.fromarray(np.zeros((2, 2), np.uint16))]},

@@ -19,6 +19,8 @@ from lcfl.data.samples import Samples, TensorSamples
 
 __all__ = ["Datasets", "Tensors"]
 
+MOST_CLASSES = 10_000  # that labels without num_classes may mean, unless there are as many samples
+
 
 class Tensors(FederatedDataset):
     """User-defined data as tensors or numpy arrays, for use from Python.
@@ -74,7 +76,13 @@ class Tensors(FederatedDataset):
                 f"{first_targets.dtype}; convert labels with .long(), or leave num_classes out if they are no classes"
             )
         if num_classes is None and has_labels:
-            num_classes = 1 + max(int(targets.to(torch.int64).max()) for _, targets in self._parts if len(targets))
+            largest = max(int(targets.to(torch.int64).max()) for _, targets in self._parts if len(targets))
+            if largest >= max(MOST_CLASSES, total):
+                raise ValueError(
+                    f"Tensors: got the label {largest} among {total} samples; labels are numbers of classes from 0 on: "
+                    "renumber them, or set num_classes if there are so many"
+                )
+            num_classes = 1 + largest
         self.num_classes = num_classes
         if augmentation is not None and len(self.target_shape) > 1:
             raise ValueError(

@@ -147,7 +147,13 @@ def _numbers(part: Any, split: str, column: str, is_input: bool) -> NDArray[Any]
     if values.dtype.kind == "b":
         return values.astype(np.float32 if is_input else np.int64)
     # The reader makes int64 of every array of integers, also of bytes, which lcfl would scale to 0..1.
-    return values if values.dtype.kind == "f" else values.astype(_declared_type(feature), copy=False)
+    if values.dtype.kind == "f":
+        return values
+    try:
+        return values.astype(_declared_type(feature), copy=False)
+    except TypeError:  # numpy gives whole numbers for durations
+        kind = f"{type(feature).__name__} of {feature.dtype}"
+        raise ValueError(f"{where} ({kind}) does not hold numbers; use a transform") from None
 
 
 def _declared_type(feature: Any) -> np.dtype[Any]:
