@@ -20,7 +20,7 @@ __all__ = ["newcomers_of", "node_of", "options_of", "proxy_of", "shared_of"]
 MIB = 2**20
 SHARED = ("batch_size", "drop_last", "protocols")  # what the run, and not the node, decides of a data section
 OF_THE_RUN = (*SHARED, "newcomers", "leavers", "seed")
-WHOLE = {"num_clients": 1, "partition": {"class_path": "lcfl.data.partition.IID"}}  # all samples are one client's
+WHOLE = {"num_clients": 1, "partition": {"class_path": "lcfl.data.partition.by_owner.OneClient"}}
 # What a setting may be: its types, its least value, and both in words.
 TEXT, SWITCH = ((str,), None, "a text in quotes"), ((bool,), None, "true or false")
 NUMBER, COUNT = ((int, float), None, "a number"), ((int,), 1, "a whole number from 1")

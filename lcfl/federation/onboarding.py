@@ -342,6 +342,13 @@ def _check_new_data(path: Path, data: FederatedDataModule, module: FederatedModu
             f"onboard: the inputs of the run are normalised by {known}, and those of the new clients by {own}. "
             "Give their data set or its reader the normalisation that the run has."
         )
+    members = {name for client, name in enumerate(run.get("names") or ()) if client not in run["newcomers"]}
+    if again := sorted(members.intersection(data.population.names or ())):
+        warnings.warn(
+            f"onboard: {abbreviated(again)} took part in the run. If these are the same clients, the run may have "
+            "trained on their test samples. Otherwise give newcomers names of their own.",
+            stacklevel=3,
+        )
     check_network(module, data)
     check_batches(module, data)
     check_targets(module, data)

@@ -264,7 +264,8 @@ class Session:
             instead = ", or start a new run" if self.stage == "fit" else ""
             raise checkpoint.CheckpointError(
                 f"{resumed} was made with another configuration:\n  " + "\n  ".join(changed) + "\n"
-                f"Take the configuration in its run directory (config.yaml){instead}."
+                f"Take the configuration in its run directory (config.yaml){instead}. If it is that one, the data have "
+                "changed since: restore them."
             )
         if (modules := changed_modules(saved.get("code", {}), now["code"])) and self.stage == "fit":
             warnings.warn(

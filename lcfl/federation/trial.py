@@ -61,7 +61,7 @@ def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
             "class scores [B, classes]."
         )
     if spec.num_classes is not None:
-        _check_scores(module.network, scores, spec.num_classes, f"{dataset} has {_classes(data)}")
+        _check_scores(module, scores, spec.num_classes, f"{dataset} has {_classes(data)}")
     _check_loss(module.loss, scores, targets.to(scores.device))
     for name, metric in module.metrics.items():
         _check_metric(str(name), copy.deepcopy(metric), module.measured(scores), targets.to(scores.device))
@@ -78,10 +78,13 @@ def _classes(data: FederatedDataModule) -> str:
     return f"{data.dataset.num_classes} classes{names}"
 
 
-def _check_scores(network: nn.Module, scores: Tensor, num_classes: int, has: str) -> None:
+def _check_scores(module: FederatedModule, scores: Tensor, num_classes: int, has: str) -> None:
     """Refuses scores that are not one for each class, and warns of more."""
-    kind, has_option = type(network).__name__, "num_classes" in inspect.signature(type(network)).parameters
+    network, loss = type(module.network), type(module.loss)
+    kind, has_option = network.__name__, "num_classes" in inspect.signature(network).parameters
     change = f"set its num_classes to {num_classes}" if has_option else f"it must return {num_classes} for each sample"
+    if loss.__module__.startswith("torch.nn.") and not isinstance(module.loss, CLASS_LOSSES):
+        change += f". If they are numbers, as {loss.__name__} needs, read them as such (regression=true of Table)"
     if scores.dim() != 2 or scores.shape[1] < num_classes:
         raise ValueError(
             f"model.network: {kind} returns scores of shape {tuple(scores.shape[1:])}, but {has}: {change}."

@@ -10,6 +10,7 @@ from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.datasets import Datasets, Tensors
 from lcfl.data.owners import TEST, TRAIN, VAL, Owners
 from lcfl.data.partition import IID, ByOwner, FromFile, PartOfPool, Subsampled
+from lcfl.data.partition.by_owner import OneClient
 from lcfl.data.partition.pool import Pool
 from tests.helpers.builders import loaded
 
@@ -29,6 +30,18 @@ def own(owners=WARDS, test_owners=None, partition=None, **options):
 def shares(population):
     lists = zip(population.train, population.val, population.test["own_split"], strict=True)
     return [sorted(np.concatenate(each).tolist()) for each in lists]
+
+
+def test_one_client_keeps_the_parts_of_all_owners():
+    owners = Owners(("a", "b"), np.array([0, 0, 1, 1, 0, 1]), np.array([TRAIN, VAL, TRAIN, TRAIN, TEST, TEST], np.int8))
+    pool = Pool.of_owners(4, None, owners, keeps_parts=True)
+    shares = OneClient()(pool, 1, np.random.default_rng(0))
+    found = (shares.indices, shares.val, shares.test)
+    assert [each.tolist() for (each,) in found] == [[0, 1, 2, 3], [1], [4, 5]] and shares.names is None
+    assert loaded(own(["a"] * 8, partition=OneClient())).population.names == ("a",)
+    assert OneClient()(Pool(3), 1, np.random.default_rng(0)).indices[0].tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="OneClient: num_clients must be 1, got 2"):
+        OneClient()(pool, 2, np.random.default_rng(0))
 
 
 def test_each_owner_is_a_client_in_the_order_of_names():

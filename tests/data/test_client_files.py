@@ -181,6 +181,41 @@ def test_a_link_to_a_folder_around_itself_is_refused(tmp_path):
     assert "a/copy/more/again: this link leads to a folder around itself; remove it" in refused(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "paths",
+    [["train_2023.csv", "test_2023.csv"], ["b_train.csv", "b-valid.csv"], ["Training/x/1.csv", "Testing/x/1.csv"]],
+)
+def test_names_like_those_of_parts_are_refused(tmp_path, paths):
+    """All of them would be training samples."""
+    make(tmp_path, "a/blood_test.csv", "a/trains.csv", "a/2023.csv")
+    message = refused(tmp_path, *(f"b/{path}" for path in paths))
+    assert "client 'b': ROOT/b: " in message and "seem to be parts, whose names must be" in message
+
+
+def test_parts_in_place_of_clients_are_refused(tmp_path):
+    assert "holds Testing and Training instead of clients" in refused(tmp_path, "Training/a.csv", "Testing/a.csv")
+
+
+def test_files_of_other_kinds_give_one_warning(tmp_path):
+    make(
+        tmp_path,
+        "a/x.csv",
+        "a/y.xlsx",
+        "b/train/x.csv",
+        "b/train/y.xlsx",
+        "b/note.txt",
+        "b/.hidden",
+        "c.xlsx",
+        "LICENSE",
+    )
+    words = (
+        r"Folders: skipped 5 files of other kinds below '.*' \(3 .xlsx, 1 .txt, 1 license\); only .csv or .parquet are"
+    )
+    with pytest.warns(UserWarning, match=words) as caught:
+        assert len(clients_below(str(tmp_path), SUFFIXES)) == 2
+    assert len(caught) == 1
+
+
 def test_an_empty_client_is_refused(tmp_path):
     (tmp_path / "ward_b").mkdir()
     assert refused(tmp_path).endswith("ROOT/ward_b: it has no samples, which are files with .csv or .parquet")

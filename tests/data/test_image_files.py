@@ -113,6 +113,27 @@ def test_more_than_8_bits_are_refused(tmp_path):
     )
 
 
+def test_images_are_turned_upright(tmp_path):
+    """Cameras store a picture as the sensor saw it, and how the camera was held."""
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 6, 3)).astype(np.uint8)
+    write = Image.fromarray(pixels)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned by 90 degrees
+    (tmp_path / "a/x").mkdir(parents=True)
+    write.save(tmp_path / "a/x/1.png", exif=exif)
+    write.save(tmp_path / "a/x/2.tif", exif=exif)
+    write.rotate(-90, expand=True).save(tmp_path / "a/x/3.png")
+    turned, tiff, upright = Folders(str(tmp_path), ImageFiles()).load().inputs
+    assert upright.shape == (3, 6, 4) and torch.equal(turned, upright) and torch.equal(tiff, upright)
+
+
+def test_several_pages_are_refused(tmp_path):
+    (tmp_path / "a/x").mkdir(parents=True)
+    page = Image.new("L", (4, 4))
+    page.save(tmp_path / "a/x/1.tif", save_all=True, append_images=[page, page])
+    assert "a/x/1.tif: it has 3 pages, and an image has one" in refused(tmp_path)
+
+
 def test_a_cut_image_is_refused(tmp_path):
     write_image(tmp_path / "a/x/1.png", size=(40, 40))
     whole = (tmp_path / "a/x/1.png").read_bytes()

@@ -67,6 +67,34 @@ def test_whole_numbers_are_classes_in_the_order_of_numbers(tmp_path):
     assert data.classes == ("9", "10") and data.load().labels.tolist() == [1, 0, 0, 1]
 
 
+def test_a_leading_zero_makes_text_of_a_class(tmp_path):
+    write_table(tmp_path / "a.csv", COLUMNS, [1, 1, "010"], [1, 1, "10"], [1, 1, "0"], [1, 1, "01067"])
+    assert dataset(tmp_path).classes == ("0", "010", "01067", "10")
+    of_all = Folders(str(tmp_path), Table("outcome"), classes=["10", "A10", "010", "0", "01067"])
+    assert of_all.load().labels.tolist() == [2, 0, 3, 4]
+
+
+def test_the_first_wrong_class_is_named(tmp_path):
+    write_table(tmp_path / "a.csv", COLUMNS, [1, 1, 1], [1, 1, 2.5], [1, 1, ""], [1, 1, 0.5])
+    assert "row 2: column 'outcome' is 2.5, which is no class" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_whole_numbers_that_float32_rounds_give_one_warning(tmp_path, kind):
+    ages, doses = [2**24, 20240101, 20240103], [0.1, 2**24 + 2, 1.5]
+    if kind == "csv":
+        write_table(tmp_path / "a.csv", COLUMNS, *zip(ages, doses, "xyx", strict=True))
+        write_table(tmp_path / "b.csv", COLUMNS, [20240101, 0.1, "x"])
+    else:
+        parquet(tmp_path / "a.parquet", age=ages, dose=doses, outcome=list("xyx"))
+        parquet(tmp_path / "b.parquet", age=[20240101], dose=[0.1], outcome=["x"])
+    with pytest.warns(
+        UserWarning, match=r"rounds whole numbers in 'age' \(.*, row 2: 20240101 becomes 20240100\)"
+    ) as caught:
+        dataset(tmp_path)
+    assert len(caught) == 1 and "'dose'" not in str(caught[0].message)
+
+
 def test_columns_are_found_by_name(tmp_path):
     write_table(tmp_path / "a.csv", COLUMNS, [1, 2, "x"])
     write_table(tmp_path / "b.csv", ("outcome", " dose", "age"), ["x", 20, 10])

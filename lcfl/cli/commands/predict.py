@@ -175,9 +175,10 @@ def _name(prediction: int, classes: Sequence[str]) -> str:
 
 
 def _numbers(outputs: Tensor, targets: Tensor) -> Iterator[list[object]]:
-    rows = [each.reshape(len(each), -1).tolist() for each in (targets, outputs)]
+    """Yields the numbers of target and output, with all digits that their type holds."""
+    rows = [each.reshape(len(each), -1).numpy().astype(str).tolist() for each in (targets, outputs)]
     for target, output in zip(*rows, strict=True):
-        yield [f"{value:.6g}" for value in (*target, *output)]
+        yield [*target, *output]
 
 
 def _numbered(name: str, shape: Sequence[int]) -> list[str]:

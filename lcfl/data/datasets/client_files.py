@@ -1,6 +1,10 @@
 """Finds the files of each client below a folder, in an order that depends only on their names."""
 
 import os
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -12,6 +16,8 @@ __all__ = ["PartFiles", "clients_below", "refuse"]
 
 PARTS = {"train": TRAIN, "val": VAL, "test": TEST}
 PACKED = (".gz", ".bz2", ".xz", ".zip")
+# Words in names that probably mean a part: training, test_2023, oak-valid.
+LIKE_PARTS = {"train": r"train(ing)?", "val": r"val(id|idation)?", "test": r"test(ing)?"}
 
 
 @dataclass(frozen=True)
@@ -61,9 +67,11 @@ def clients_below(root: str, suffixes: tuple[str, ...]) -> list[list[PartFiles]]
         ) from error
     clients: dict[str, os.DirEntry[str]] = {}
     known: dict[str, str] = {}
+    skipped: list[str] = []
     for entry in found:
         _check_readable(entry, suffixes, "Folders")
         if not (entry.is_dir() or entry.name.lower().endswith(suffixes)):
+            skipped.append(entry.name)
             continue
         name = composed(_stem(entry, suffixes))
         other = known.setdefault(spelling(name), name)
@@ -80,12 +88,14 @@ def clients_below(root: str, suffixes: tuple[str, ...]) -> list[list[PartFiles]]
         raise ValueError(
             f"Folders: there are no clients in {root!r}; it must hold one folder, or one file ({kinds}), per client"
         )
-    if {name.casefold() for name in clients} <= PARTS.keys():
+    if all(any(re.fullmatch(words, name.casefold()) for words in LIKE_PARTS.values()) for name in clients):
         raise ValueError(
             f"Folders: {root!r} holds {' and '.join(clients)} instead of clients; the order is <client>/train, not "
             "train/<client>. A single client needs a folder around its parts."
         )
-    return [_parts(name, clients[name], root, suffixes) for name in in_order(clients)]
+    parts = [_parts(name, clients[name], root, suffixes, skipped) for name in in_order(clients)]
+    _warn_of_skipped(root, skipped, kinds)
+    return parts
 
 
 def refuse(client: str, path: str, problem: str) -> NoReturn:
@@ -93,8 +103,10 @@ def refuse(client: str, path: str, problem: str) -> NoReturn:
     raise ValueError(f"Folders: client {client!r}: {path}: {problem}")
 
 
-def _parts(client: str, home: os.DirEntry[str], root: str, suffixes: tuple[str, ...]) -> list[PartFiles]:
-    """Returns the parts of a client in the order of their numbers."""
+def _parts(
+    client: str, home: os.DirEntry[str], root: str, suffixes: tuple[str, ...], skipped: list[str]
+) -> list[PartFiles]:
+    """Returns the parts of a client in the order of their numbers, and adds files of other kinds to `skipped`."""
     if not home.is_dir():
         return [PartFiles(client, TRAIN, root, (home.name,))]
     entries: dict[str, os.DirEntry[str]] = {}
@@ -109,7 +121,9 @@ def _parts(client: str, home: os.DirEntry[str], root: str, suffixes: tuple[str, 
         else:
             entries[name] = entry
     if not entries:
-        return [PartFiles(client, TRAIN, home.path, _samples(client, home.path, TRAIN, suffixes))]
+        _refuse_like_parts(client, home.path, others, suffixes)
+        return [PartFiles(client, TRAIN, home.path, _samples(client, home.path, TRAIN, suffixes, skipped))]
+    skipped += [entry.name for entry in others if not entry.is_dir()]
     beside = [entry.name for entry in others if entry.is_dir() or entry.name.lower().endswith(suffixes)]
     if beside:
         refuse(
@@ -130,10 +144,41 @@ def _parts(client: str, home: os.DirEntry[str], root: str, suffixes: tuple[str, 
             continue
         path = entries[name].path
         if entries[name].is_dir():
-            parts.append(PartFiles(client, part, path, _samples(client, path, part, suffixes)))
+            parts.append(PartFiles(client, part, path, _samples(client, path, part, suffixes, skipped)))
         else:
             parts.append(PartFiles(client, part, home.path, (entries[name].name,)))
     return [each for each in parts if each.files]
+
+
+def _refuse_like_parts(client: str, home: str, entries: Iterable[os.DirEntry[str]], suffixes: tuple[str, ...]) -> None:
+    """Refuses files or folders that seem to be parts, under names that would make all of them training samples."""
+    meant: dict[str, str] = {}
+    for entry in entries:
+        if entry.is_dir() or entry.name.lower().endswith(suffixes):
+            words = re.split(r"[^a-z]+", _stem(entry, suffixes).casefold())
+            for part, pattern in LIKE_PARTS.items():
+                if any(re.fullmatch(pattern, word) for word in words):
+                    meant.setdefault(part, entry.name)
+    if "train" in meant and len(meant) > 1:
+        refuse(
+            client,
+            home,
+            f"{' and '.join(meant.values())} seem to be parts, whose names must be {' and '.join(meant)}: rename them, "
+            "or move them into folders of these names. If all are training samples, move them into a folder train",
+        )
+
+
+def _warn_of_skipped(root: str, skipped: Sequence[str], kinds: str) -> None:
+    """Warns of files of other kinds, which may hold samples that are missing then."""
+    if skipped:
+        number = Counter((os.path.splitext(name)[1] or name).lower() for name in skipped)
+        found = abbreviated(
+            [f"{count} {kind}" for kind, count in sorted(number.items(), key=lambda each: (-each[1], each[0]))]
+        )
+        warnings.warn(
+            f"Folders: skipped {len(skipped)} files of other kinds below {root!r} ({found}); only {kinds} are read.",
+            stacklevel=4,
+        )
 
 
 def _check_readable(entry: os.DirEntry[str], suffixes: tuple[str, ...], owner: str) -> None:
@@ -152,13 +197,14 @@ def _check_readable(entry: os.DirEntry[str], suffixes: tuple[str, ...], owner: s
         raise ValueError(f"{owner}: {entry.path}: it is compressed; unpack it, or take it out of the folder")
 
 
-def _samples(client: str, folder: str, part: int, suffixes: tuple[str, ...]) -> tuple[str, ...]:
+def _samples(client: str, folder: str, part: int, suffixes: tuple[str, ...], skipped: list[str]) -> tuple[str, ...]:
     """Returns the files with samples below a folder. A test or validation part may be empty."""
     names = _names(folder, client, suffixes)
     files = tuple(name for name in names if name.lower().endswith(suffixes))
     if not files and (names or part == TRAIN):
         got = f"; it has {abbreviated(names)}" if names else ""
         refuse(client, folder, f"it has no samples, which are files with {' or '.join(suffixes)}{got}")
+    skipped += set(names) - set(files)
     return files
 
 

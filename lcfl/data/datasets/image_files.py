@@ -19,6 +19,7 @@ from lcfl.data.names import composed
 __all__ = ["ImageFiles"]
 
 # Of Pillow: 8 bits per channel or fewer. Pillow cuts numbers off when it converts others.
+ORIENTATION = 0x0112  # the tag of EXIF
 EIGHT_BITS = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}
 
 
@@ -26,8 +27,8 @@ EIGHT_BITS = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}
 class ImageFiles(Reader):
     """Images in one folder per class, as torchvision's ``ImageFolder`` has them: ``<class>/<any name>.png``.
 
-    The classes are the sorted names of the class folders of all clients. Images stay uint8 in memory and reach the
-    network as float32 in 0..1.
+    The classes are the sorted names of the class folders of all clients. Images are turned upright, as their EXIF data
+    say. They stay uint8 in memory and reach the network as float32 in 0..1.
 
     Args:
         size: height and width to which every image is resized, whatever its shape; None if all images have the same
@@ -115,17 +116,22 @@ def _read(part: PartFiles, path: str, mode: str, size: tuple[int, int] | None, f
         size: width and height that the image must have; None for any size.
         first: the image with this size; None to resize the image instead.
     """
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(path) as image:
-            has, depth = image.size, image.mode
-            pixels = (image if depth == mode else image.convert(mode)) if depth in EIGHT_BITS else image
-            pixels.load()
+            depth, pages = image.mode, getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
+            image.load()
+            # Cameras store how they were held.
+            upright = ImageOps.exif_transpose(image) if image.getexif().get(ORIENTATION, 1) != 1 else image
+            has = upright.size
+            pixels = (upright if depth == mode else upright.convert(mode)) if depth in EIGHT_BITS else upright
     except Exception as error:  # Pillow raises whatever a damaged file makes it stumble over
         refuse_unreadable(part, path, error)
     if depth not in EIGHT_BITS:
         refuse(part.client, path, f"it has more than 8 bits per channel (mode {depth}); convert it, or use Arrays")
+    if pages > 1:
+        refuse(part.client, path, f"it has {pages} pages, and an image has one; save each page as a file")
     if size is not None and has != size:
         if first is not None:
             refuse(

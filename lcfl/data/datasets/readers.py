@@ -3,6 +3,7 @@
 Shapes: S samples in all, those of the parts one after another.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,8 @@ from lcfl.data.datasets.client_files import PartFiles, refuse
 from lcfl.data.names import composed
 
 __all__ = ["Contents", "Reader", "number_classes", "refuse_non_finite", "refuse_unreadable"]
+
+LEADING_ZERO = re.compile(r"\s*[+-]?0\d")
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +116,8 @@ def number_classes(values: Iterable[str]) -> tuple[tuple[str, ...], NDArray[np.i
     """Numbers classes 0, ..., C - 1 in sorted order: by number if all of them are whole numbers.
 
     Args:
-        values: [S] the class of each sample. Whole numbers may be written in several ways, such as 1 and 1.0.
+        values: [S] the class of each sample. Whole numbers may be written in several ways, such as 1 and 1.0. A leading
+            zero makes a code of it, which is text.
 
     Returns:
         The names of the classes, and the number of the class of each sample [S].
@@ -134,7 +138,7 @@ def number_classes(values: Iterable[str]) -> tuple[tuple[str, ...], NDArray[np.i
 
 def _whole(value: str) -> int | None:
     """Returns the whole number that a text stands for, or None."""
-    if "_" in value:  # Python reads 1_0 as 10
+    if "_" in value or LEADING_ZERO.match(value):  # Python reads 1_0 and 010 as 10
         return None
     try:
         return int(value)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -94,17 +95,26 @@ class Table(Reader):
                 "or name the columns to use in data.dataset.init_args.reader.init_args.features",
             )
         counts, inputs, targets = [], [], []
+        rounded: dict[str, str] = {}
         for part in parts:
             counts.append(0)
             for path in part.paths:
                 self._check_names(part, path, features, known, first)
                 columns = self._read(part, path, features)
+                for name, words in columns.rounded.items():
+                    rounded.setdefault(name, f"{name!r} ({path}, {words})")
                 numbers = columns.numbers[:, : len(features)]
                 if path == first:
                     self._check_memory(size, numbers.nbytes / max(1, os.path.getsize(path)))
                 counts[-1] += len(numbers)
                 inputs.append(np.ascontiguousarray(numbers))
                 targets.append(columns.numbers[:, len(features) :] if self.regression else columns.texts)
+        if rounded:
+            warnings.warn(
+                f"Table: numbers are float32, which rounds whole numbers in {abbreviated(rounded.values())}. Leave "
+                "numbers that mean nothing out (features), and make others smaller, such as days since a date.",
+                stacklevel=5,
+            )
         all_targets: NDArray[Any]
         classes = None
         if self.regression:
@@ -164,7 +174,7 @@ class Table(Reader):
 
     def _check_classes(self, part: PartFiles, path: str, values: list[str]) -> None:
         """Refuses missing classes, and real numbers."""
-        for value in set(values):
+        for value in dict.fromkeys(values):
             try:
                 number = float("nan") if value.lower() in MISSING_CLASS else float(value)
             except ValueError:

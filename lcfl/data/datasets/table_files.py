@@ -14,6 +14,7 @@ from lcfl.data.names import composed
 
 __all__ = ["Columns", "Unusable", "names_in", "read_columns"]
 
+LARGEST_WHOLE = 2**24  # up to which float32 holds every whole number
 BLOCK = 250_000  # cells that are held as text at a time, about 25 MB
 
 
@@ -28,10 +29,12 @@ class Columns:
     Attributes:
         numbers: [n, m] the columns of numbers.
         texts: [n] the cells of the column of text, without spaces around them; empty if there is none.
+        rounded: for each column with whole numbers that float32 cannot hold, the first one, in words.
     """
 
     numbers: NDArray[np.float32]
     texts: list[str]
+    rounded: dict[str, str]
 
 
 def names_in(path: str, delimiter: str) -> list[str]:
@@ -69,16 +72,18 @@ def _read_csv(path: str, numbers: Sequence[str], texts: Sequence[str], delimiter
         places = [names.index(name) for name in numbers]
         text = [names.index(name) for name in texts]
         blocks, cells, start = [np.empty((0, len(places)), dtype=np.float32)], [], 0
+        rounded: dict[str, str] = {}
         for rows in _blocks(reader, max(1, BLOCK // len(names))):
             for row in rows:
                 if len(row) != len(names):
                     raise Unusable(
                         f"row {start + rows.index(row) + 1} has {len(row)} cells, but the first line has {len(names)}"
                     )
-            blocks.append(_numbers(rows, places, names, start))
+            wide = _numbers(rows, places, names, start)
+            blocks.append(_narrow(wide, [names[place] for place in places], start, rounded))
             cells += [row[text[0]].strip() for row in rows] if text else []
             start += len(rows)
-    return Columns(np.concatenate(blocks), cells)
+    return Columns(np.concatenate(blocks), cells, rounded)
 
 
 def _rows_of(file: TextIO, delimiter: str) -> Iterator[list[str]]:
@@ -98,7 +103,7 @@ def _blocks(reader: Iterator[list[str]], size: int) -> Iterator[list[list[str]]]
         yield block
 
 
-def _numbers(rows: list[list[str]], places: list[int], names: list[str], start: int) -> NDArray[np.float32]:
+def _numbers(rows: list[list[str]], places: list[int], names: list[str], start: int) -> NDArray[np.float64]:
     """Converts columns of text to numbers.
 
     Args:
@@ -115,14 +120,21 @@ def _numbers(rows: list[list[str]], places: list[int], names: list[str], start: 
             for place in places:
                 _check_cell(row[place], f"row {number}: column {names[place]!r}")
         raise
-    wide = np.array(values, dtype=np.float64)
+    return np.array(values, dtype=np.float64)
+
+
+def _narrow(wide: NDArray[Any], names: Sequence[str], start: int, rounded: dict[str, str]) -> NDArray[np.float32]:
+    """Returns numbers [n, m] as float32, and adds the first whole number of each column that it rounds to `rounded`."""
     with np.errstate(over="ignore"):
-        narrow = wide.astype(np.float32)
+        narrow: NDArray[np.float32] = wide.astype(np.float32)
     too_large = np.argwhere(np.isfinite(wide) & ~np.isfinite(narrow))
     if len(too_large):
         row, place = too_large[0]
-        cell = rows[row][places[place]]
-        raise Unusable(f"row {start + row + 1}: column {names[places[place]]!r} is {cell}, too large for float32")
+        raise Unusable(f"row {start + row + 1}: column {names[place]!r} is {wide[row, place]}, too large for float32")
+    if np.abs(wide).max(initial=0) > LARGEST_WHOLE:
+        for row, place in np.argwhere((narrow != wide) & (wide == np.rint(wide))):
+            value = int(wide[row, place])
+            rounded.setdefault(names[place], f"row {start + row + 1}: {value} becomes {int(narrow[row, place])}")
     return narrow
 
 
@@ -155,6 +167,7 @@ def _read_parquet(path: str, numbers: Sequence[str], texts: Sequence[str]) -> Co
     table = file.read(columns=columns, use_threads=False)  # ranks may be forked
     table = table.rename_columns([composed(name) for name in table.column_names])
     values = np.empty((table.num_rows, len(numbers)), dtype=np.float32)
+    rounded: dict[str, str] = {}
     for place, name in enumerate(numbers):
         column = table.column(name).to_numpy()
         if column.dtype.kind not in "biuf":
@@ -162,10 +175,9 @@ def _read_parquet(path: str, numbers: Sequence[str], texts: Sequence[str]) -> Co
                 row = table.column(name).is_null().to_pylist().index(True)
                 raise Unusable(f"row {row + 1}: column {name!r} is empty; fill it, or drop the row")
             raise Unusable(f"column {name!r} holds {table.column(name).type}, which is no number; {ADVICE}")
-        with np.errstate(over="ignore"):
-            values[:, place] = column
+        values[:, place] = _narrow(column[:, None], [name], 0, rounded)[:, 0]
     cells = table.column(texts[0]).to_pylist() if texts else []
-    return Columns(values, ["" if cell is None else str(cell).strip() for cell in cells])
+    return Columns(values, ["" if cell is None else str(cell).strip() for cell in cells], rounded)
 
 
 def _parquet(path: str) -> Any:

@@ -12,7 +12,7 @@ from lcfl.data.names import spelling
 from lcfl.data.partition.base import ClientShares, Indices, Partition
 from lcfl.data.partition.pool import Pool, PoolOwners, places_of
 
-__all__ = ["ByOwner"]
+__all__ = ["ByOwner", "OneClient"]
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,30 @@ class ByOwner(Partition):
         trains = np.bincount(owners.number[~owners.is_val], minlength=num_owners) > 0
         sizes = np.bincount(owners.number, minlength=num_owners) + np.array([len(own) for own in owners.test])
         return sizes, np.flatnonzero(trains & (sizes >= self.min_samples))
+
+
+@dataclass(frozen=True)
+class OneClient(Partition):
+    """Makes all samples one client's, such as those of one machine.
+
+    Validation and test samples of owners keep their parts. If there is one owner, the client has its name.
+    """
+
+    def split(self, pool: Pool, num_clients: int, generator: np.random.Generator) -> ClientShares:
+        """Draws nothing."""
+        if num_clients != 1:
+            raise ValueError(f"OneClient: num_clients must be 1, got {num_clients}")
+        owners, everything = pool.owners, [np.arange(len(pool))]
+        if owners is None:
+            return ClientShares(everything)
+        names = owners.names if len(owners.names) == 1 else None
+        return ClientShares(
+            everything, names=names, val=[np.flatnonzero(owners.is_val)], test=[np.concatenate(owners.test)]
+        )
+
+    def num_clients(self, pool: Pool) -> int:
+        """Returns 1."""
+        return 1
 
 
 def _warn_of_spellings(names: Sequence[str]) -> None:
