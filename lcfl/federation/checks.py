@@ -11,7 +11,7 @@ from lcfl.core.callback import Callback, check_hooks
 from lcfl.core.validation import check_instance
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.federation.effects import warn_of_idle_pulls, warn_of_method, warn_of_missing_weights
-from lcfl.federation.module_checks import check_module, warn_of_large_steps
+from lcfl.federation.module_checks import check_module, check_rate, warn_of_large_steps
 from lcfl.methods.clustering import Clustering
 from lcfl.methods.compatibility import check_rounds, check_start
 from lcfl.methods.method import Method
@@ -107,6 +107,7 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
         clustering.check_layout(module.layout)
     method.exchange.check(module.layout)
     method.local_update.check(module)
+    check_rate(method.local_update, optimizer)
     check_start(method.local_update, method.exchange)
     warn_of_method(method)
     warn_of_idle_pulls(method, module)

@@ -4,22 +4,27 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import isfinite
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torchmetrics import Metric
 
 from lcfl.core import rng
 from lcfl.core.validation import abbreviated, errors_of
+from lcfl.methods.local.training import LocalTraining, LocalUpdate
+from lcfl.models.hooks import has_parameter_hooks
 from lcfl.models.module import FederatedModule
 
-__all__ = ["check_module", "check_optimizer", "warn_of_large_steps"]
+__all__ = ["check_module", "check_optimizer", "check_rate", "warn_of_large_steps"]
 
 # Lightning's Trainer calls these methods of a module; a federation does not call them.
 TRAINER_HOOKS = ["validation_step", "test_step", "configure_gradient_clipping", "backward", "lr_scheduler_step"]
 TRAINER_HOOKS += ["optimizer_step", "optimizer_zero_grad", "transfer_batch_to_device", "setup", "teardown"]
 TRAINER_HOOKS += ["prepare_data", "configure_model", "configure_callbacks"]
+HOOKS_OF_A_LAYER = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 TRAINER_HOOKS += [name for name in dir(FederatedModule) if name.startswith("on_")]
 
 
@@ -31,6 +36,7 @@ def check_module(module: FederatedModule) -> Optimizer:
             steps itself.
     """
     _check_automatic(module)
+    _check_copies(module)
     optimizer = _checked_optimizer(module)
     _check_parameters(module, optimizer)
     _warn_of_hooks(module)
@@ -44,6 +50,42 @@ def _check_automatic(module: FederatedModule) -> None:
             f"model: {type(module).__name__} sets automatic_optimization=False, but in a federation lcfl takes the "
             "steps. Remove it, return the loss from training_step, and the optimizer from configure_optimizers."
         )
+
+
+def _check_copies(module: FederatedModule) -> None:
+    """Refuses what a copy of the module would lose or share with it: each process trains a copy.
+
+    A copy has no hooks of parameters, and a function that holds the module or a part of it still holds the original.
+    """
+    for name, parameter in module.named_parameters():
+        if has_parameter_hooks(parameter):
+            raise ValueError(
+                f"model: the parameter {name} has a hook, which a copy of the module loses, and each process trains a "
+                "copy. Use a hook of its layer (register_full_backward_hook), change gradients in an optimizer of your "
+                "own, or change the loss in training_step."
+            )
+    parts = {id(each) for each in (*module.modules(), *module.parameters(), *module.buffers())}
+    for place, layer in module.named_modules():
+        if isinstance(layer, Metric):  # which binds its wrapped functions anew in a copy
+            continue
+        values = [(name, value) for name, value in vars(layer).items() if not isinstance(value, dict)]
+        values += [(name, value) for name in HOOKS_OF_A_LAYER for value in getattr(layer, name).values()]
+        for name, value in values:
+            if any(id(held) in parts for held in _held_by(value)):
+                raise ValueError(
+                    f"model: {f'{place}.{name}' if place else name} is a function that holds the module or a part of "
+                    "it, such as self. Each process trains a copy of the module, in which the function would still "
+                    "read the original. Make it a method."
+                )
+
+
+def _held_by(value: object) -> list[object]:
+    """Returns what a function holds besides its code: variables around it, and values of its arguments."""
+    if not isinstance(value, FunctionType):
+        return []
+    cells = [cell for cell in value.__closure__ or () if cell != CellType()]
+    defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    return [*(cell.cell_contents for cell in cells), *defaults]
 
 
 def _checked_optimizer(module: FederatedModule) -> Optimizer:
@@ -133,6 +175,18 @@ def _warn_of_hooks(module: FederatedModule) -> None:
             "not. Put changes to a step into training_step or into the optimizer that configure_optimizers returns, "
             "measurements into model.metrics, and data into the data module.",
             stacklevel=3,
+        )
+
+
+def check_rate(update: LocalUpdate, optimizer: Optimizer) -> None:
+    """Refuses a learning rate that changes from round to round if the optimizer has none by the usual name."""
+    changes = isinstance(update, LocalTraining) and (
+        update.lr_decay != 1 or type(update).lr_factor is not LocalTraining.lr_factor
+    )
+    if changes and not all("lr" in group for group in optimizer.param_groups):
+        raise ValueError(
+            f"method.local_update: lr_decay and lr_factor multiply lr, which {type(optimizer).__name__} has not. Call "
+            "its learning rate lr in the optimizer's groups of parameters, or set lr_decay to 1."
         )
 
 

@@ -54,6 +54,7 @@ def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
             f"ones, which it must take, too. Set the network's arguments to fit{', e.g. ' * bool(sizes)}"
             f"{' and '.join(sizes)}.{types}"
         ) from error
+    _check_forward(module, inputs, scores)
     if not isinstance(scores, Tensor) or scores.dim() == 0 or len(scores) != 2:
         got = f"a tensor of shape {list(scores.shape)}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
         raise ValueError(
@@ -69,6 +70,22 @@ def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
     if module.buffer_policy != "average" and module.buffer_layout is None:
         what = "no buffers" if module.frozen_layout is None else "no buffers outside of frozen layers"
         warnings.warn(f"model.buffer_policy: {network} has {what}, so it has no effect.", stacklevel=2)
+
+
+def _check_forward(module: FederatedModule, inputs: Tensor, scores: Tensor) -> None:
+    """Refuses a module whose outputs are not those of its network: every model that a run gives out is a network."""
+    if type(module).forward is FederatedModule.forward:
+        return
+    with rng.seeded(0, "check forward"):
+        own = module(inputs)
+    with rng.seeded(0, "check forward"):
+        plain = module.network(inputs)
+    if not (isinstance(own, Tensor) and isinstance(plain, Tensor) and torch.equal(own, plain)):
+        kind = type(module).__name__
+        raise ValueError(
+            f"model: {kind}.forward does not return what its network does. The models that a run returns, exports and "
+            "predicts with are networks, without it. Put what it does into the network."
+        )
 
 
 def _classes(data: FederatedDataModule) -> str:

@@ -130,5 +130,5 @@ def weight_in_loss(loss: nn.Module, targets: Tensor) -> float:
     if ignored is None or targets.is_floating_point():
         return len(targets)
     counted = targets[targets != ignored]
-    weight = getattr(loss, "weight", None)
-    return counted.numel() if weight is None else float(weight[counted].sum())
+    weight = getattr(loss, "weight", None)  # of each class; a loss of the user's own may call something else so
+    return float(weight[counted].sum()) if isinstance(weight, Tensor) and weight.dim() == 1 else counted.numel()

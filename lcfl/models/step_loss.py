@@ -1,6 +1,9 @@
 """The loss of one training step, which a subclass of `FederatedModule` may define as it likes."""
 
+import functools
+import inspect
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +23,7 @@ def loss_of_step(module: FederatedModule, batch: Batch, number: int = 0) -> Tens
         ValueError: if the loss is anything other than one number.
     """
     module.has_regularized = False
-    output: Any = module.training_step(batch, number)
+    output: Any = module.training_step(batch, *((number,) if _takes_number(type(module).training_step) else ()))
     if not module.has_regularized and (left_out := _pulls_in(module)):
         kind = type(module).__name__
         warnings.warn(
@@ -36,6 +39,16 @@ def loss_of_step(module: FederatedModule, batch: Batch, number: int = 0) -> Tens
             'a dict that has it as "loss".'
         )
     return loss
+
+
+@functools.cache
+def _takes_number(step: Callable[..., Any]) -> bool:
+    """Returns whether a training step takes the number of its batch, which Lightning lets it leave out."""
+    try:
+        inspect.signature(step).bind(None, None, 0)
+    except TypeError:
+        return False
+    return True
 
 
 def _pulls_in(module: FederatedModule) -> str:

@@ -11,6 +11,8 @@ import hashlib
 import json
 import re
 import time
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -98,9 +100,17 @@ class LoadedCheckpoint:
                 check_form(f"aggregation.{name}", self.state.aggregation[name], aggregation[name], dict(self.sizes))
             except ValueError as error:
                 raise CheckpointError(f"{self.path}: damaged: {error}.") from None
-        for key, callback in with_state_keys(callbacks):
+        by_key = with_state_keys(callbacks)
+        saved, now = (Counter(key.partition("#")[0] for key in keys) for keys in (self.state.callbacks, dict(by_key)))
+        others = {name for name in saved.keys() & now.keys() if saved[name] != now[name]}
+        if others:  # which of them is which?
+            counts = ", ".join(f"{saved[name]} {name} and not {now[name]}" for name in sorted(others))
+            warnings.warn(
+                f"{self.path} has {counts}: these callbacks start anew, without what they remember.", stacklevel=3
+            )
+        for key, callback in by_key:
             callback.forget()
-            if key not in self.state.callbacks:
+            if key not in self.state.callbacks or key.partition("#")[0] in others:
                 continue
             kept = self.state.callbacks[key]
             try:

@@ -9,9 +9,11 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lcfl.core import rng
 from lcfl.core.earlier_versions import is_implied, public_name
 from lcfl.core.metric_names import Reported
 from lcfl.models.module import FederatedModule
@@ -20,6 +22,7 @@ __all__ = ["added_attributes", "describe", "describe_module", "differences", "ne
 
 EVALUATED = ("seed", "data", "augmentation", "partition", "batch_size", "drop_last", "model", "method")
 
+OF_EVERY_LAYER = vars(nn.Module()).keys()
 DESCRIBED_BY_VALUE = (bool, int, float, str, Enum, Tensor, np.ndarray, np.generic, nn.Module, partial)
 
 
@@ -53,7 +56,17 @@ def describe(value: Any) -> Any:
         names = [item.name for item in dataclasses.fields(value)]
     else:
         names = sorted(key for key in getattr(value, "__dict__", {}) if not key.startswith("_"))
+        names += _kept_privately(value)
     return {"class": name} | {key: describe(getattr(value, key)) for key in names}
+
+
+def _kept_privately(value: Any) -> list[str]:
+    """Returns the private attributes of a user's object that keep arguments: ``_at`` for ``at``."""
+    if type(value).__module__.startswith("lcfl."):
+        return []
+    names = [f"_{key}" for key in inspect.signature(type(value).__init__).parameters]
+    changing = getattr(value, "remembers", ())
+    return [name for name in names if name in getattr(value, "__dict__", {}) and name[1:] not in changing]
 
 
 def _path_of(value: Any) -> str:
@@ -75,6 +88,7 @@ def describe_module(module: FederatedModule) -> dict[str, Any]:
     groups = optimizer.param_groups if isinstance(optimizer, Optimizer) else [{}]
     first, *others = [{key: describe(value) for key, value in group.items() if key != "params"} for group in groups]
     settings, functions = (_settings(module.network, kind) for kind in (_is_setting, _is_function))
+    settings = _unnamed_settings(module) | settings
     names = [name for name, _ in module.layout.parameters]
     is_plain = names == [name for name, _ in module.network.named_parameters()]
     has_buffers = bool(module.layout.buffers or module.buffer_layout)
@@ -89,7 +103,10 @@ def describe_module(module: FederatedModule) -> dict[str, Any]:
         **({} if module.reported == Reported() else {"report": vars(module.reported)}),
         "cluster_weight": module.cluster_weight,
         "global_weight": module.global_weight,
-        "optimizer": {"class": type(optimizer).__qualname__} | first | ({"other_groups": others} if others else {}),
+        "optimizer": {"class": type(optimizer).__qualname__}
+        | _own_settings(optimizer)
+        | first
+        | ({"other_groups": others} if others else {}),
         **({"buffer_policy": module.buffer_policy} if has_buffers else {}),
     }
 
@@ -108,6 +125,33 @@ def _settings(network: nn.Module, is_wanted: Callable[[Any], bool]) -> dict[str,
             if is_wanted(vars(layer).get(key)):
                 settings[f"{place}.{key}" if place else key] = describe(vars(layer)[key])
     return settings
+
+
+def _unnamed_settings(module: FederatedModule) -> dict[str, Any]:
+    """Returns the plain values that the layers of a user's network keep under any name, as a new network has them."""
+
+    def is_own(layer: nn.Module) -> bool:
+        return not type(layer).__module__.startswith(("torch.", "torchvision.", "lcfl."))
+
+    if not any(map(is_own, module.network.modules())):
+        return {}
+    with rng.seeded(0, "description"):
+        network = module.make_network()
+    return {
+        f"{place}.{key}" if place else key: describe(value)
+        for place, layer in network.named_modules()
+        if is_own(layer)
+        for key, value in vars(layer).items()
+        if key not in OF_EVERY_LAYER and _is_setting(value)
+    }
+
+
+def _own_settings(optimizer: Optimizer) -> dict[str, Any]:
+    """Returns the plain values that a user's optimizer keeps as attributes."""
+    if type(optimizer).__module__.startswith("torch."):
+        return {}
+    known = vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))]))
+    return {key: describe(value) for key, value in vars(optimizer).items() if key not in known and _is_setting(value)}
 
 
 def _is_setting(value: Any) -> bool:
@@ -158,7 +202,7 @@ def _describe_loss(loss: nn.Module) -> dict[str, Any]:
 
     The text alone is not enough: torch leaves out, for example, the label smoothing.
     """
-    settings = {key: value for key, value in vars(loss).items() if not key.startswith("_") and key != "training"}
+    settings = {key: value for key, value in vars(loss).items() if key not in OF_EVERY_LAYER}
     return {"text": repr(loss)} | {key: describe(value) for key, value in (settings | loss.state_dict()).items()}
 
 

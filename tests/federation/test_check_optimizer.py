@@ -8,6 +8,10 @@ from torch import nn
 
 from lcfl.federation.checks import check_method
 from lcfl.federation.module_checks import check_optimizer
+from lcfl.methods.aggregation import GlobalMean
+from lcfl.methods.exchange import FullModel
+from lcfl.methods.local import LocalTraining
+from lcfl.methods.method import Method
 from lcfl.models import MLP
 from lcfl.models.module import FederatedModule
 from tests.helpers.builders import blobs, fedavg, fit, linear
@@ -30,6 +34,33 @@ def test_optimizer_settings_that_are_not_finite_are_refused(options):
         ValueError, match=r"model\.optimizer: SGD got (lr=nan|momentum=inf); it must be a finite number"
     ):
         check_method(fedavg(), module, 4)
+
+
+class Stepping(torch.optim.Optimizer):
+    """An optimizer whose learning rate has another name."""
+
+    def __init__(self, parameters, eta=0.1):
+        super().__init__(parameters, {"eta": eta})
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for each in group["params"]:
+                each.data -= group["eta"] * each.grad
+
+
+class Warming(LocalTraining):
+    """A local update with a schedule of its own."""
+
+    def lr_factor(self, data):
+        return 0.5
+
+
+@pytest.mark.parametrize("update", [LocalTraining(1, lr_decay=0.9), Warming(1)])
+def test_a_rate_that_changes_needs_the_name_lr(update):
+    module = FederatedModule(linear, Stepping)
+    check_method(fedavg(), module, 5)
+    with pytest.raises(ValueError, match=r"lr_decay and lr_factor multiply lr, which Stepping has not. Call its"):
+        check_method(Method(update, FullModel(), GlobalMean()), module, 5)
 
 
 def test_a_tensor_as_learning_rate_is_refused():

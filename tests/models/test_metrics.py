@@ -10,6 +10,7 @@ from torchmetrics.classification import BinaryAccuracy, MultilabelAccuracy, Mult
 
 from lcfl.distributed.worker import measure, measure_once
 from lcfl.models import MLP
+from lcfl.models.metrics import weight_in_loss
 from lcfl.models.module import FederatedModule
 
 NETWORK = partial(MLP, 16, (), 8)
@@ -66,6 +67,14 @@ def test_a_metric_does_not_depend_on_which_client_was_measured_first():
     equal, apart = torch.full((4, 8), 5.0), torch.full((4, 8), 2.0)  # probabilities of 0.99 and 0.88
     assert measure(module, [(equal, targets)])["r90"] == 1
     assert measure(module, [(apart, targets)])["r90"] == 0 == measure_once(module, apart, targets)["r90"]
+
+
+def test_a_weight_of_ones_own_loss_need_not_be_one_of_classes():
+    class Focal(nn.Module):
+        weight, ignore_index = 0.25, -100
+
+    assert weight_in_loss(Focal(), torch.tensor([1, 0, -100])) == 2
+    assert weight_in_loss(nn.CrossEntropyLoss(torch.tensor([1.0, 3.0])), torch.tensor([1, 0, -100])) == 4
 
 
 class OfProbabilities(BinaryAccuracy):

@@ -3,12 +3,15 @@
 import os
 import shutil
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 
+from lcfl.core.callback import Callback, with_state_keys
 from lcfl.core.clients import ClientState
+from lcfl.core.schema import Number
 from lcfl.core.state import FederationState
 from lcfl.runs import checkpoint, client_shards, serialization
 from lcfl.runs.checkpoint import read, read_manifest, write
@@ -209,3 +212,28 @@ def test_a_checkpoint_whose_removal_was_interrupted_has_no_name(tmp_path, monkey
     with pytest.raises(KeyboardInterrupt):
         remove(path)
     assert list(tmp_path.glob("round-*")) == []
+
+
+class Counted(Callback):
+    """A callback that remembers a number, of which a run may have several."""
+
+    remembers: ClassVar = {"count": Number(int)}
+
+    def __init__(self, count=0):
+        self._count = count
+
+    def forget(self):
+        self._count = 0
+
+
+def test_callbacks_of_one_class_start_anew_if_their_number_has_changed(tmp_path):
+    """Nobody knows which one is which."""
+    state = FederationState.create(model(0), 5, keeps_model=True)
+    state.callbacks = {key: each.state_dict() for key, each in with_state_keys([Counted(1), Counted(2)])}
+    saved = read(write(tmp_path, state, {}))
+    one, other = Counted(), Counted()
+    saved.restore([one, other], {})
+    assert (one._count, other._count) == (1, 2)
+    with pytest.warns(UserWarning, match="has 2 Counted and not 1: these callbacks start anew"):
+        saved.restore([one], {})
+    assert one._count == 0

@@ -4,7 +4,9 @@ import dataclasses
 import enum
 import functools
 import json
+from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ import torch
 import yaml
 from torch import nn
 
+from lcfl.core.callback import Callback
+from lcfl.core.schema import Number
 from lcfl.data.datasets import Datasets
 from lcfl.federation.federation import Federation
 from lcfl.methods.clustering import LowRankCosine
@@ -120,8 +124,45 @@ class Leaky(SplitNetwork):
         self.slope = slope
 
 
+class Renaming(SplitNetwork):
+    """A network that keeps its argument under another name."""
+
+    def __init__(self, slope):
+        super().__init__(nn.Linear(4, 5), nn.Linear(5, 3))
+        self._s = slope
+
+
+class Focal(nn.CrossEntropyLoss):
+    """A loss that keeps its argument under another name."""
+
+    def __init__(self, gamma):
+        super().__init__()
+        self._g = gamma
+
+
+class Clipped(torch.optim.SGD):
+    """An optimizer whose argument is in no group."""
+
+    def __init__(self, parameters, most):
+        super().__init__(parameters, lr=0.1)
+        self.most = most
+
+
+class Watching(Callback):
+    """A callback that keeps its argument as a private attribute, and remembers another one."""
+
+    remembers: ClassVar = {"seen": Number(int)}
+
+    def __init__(self, at, seen=0):
+        self._at, self._seen = at, seen
+
+
+def test_arguments_that_a_callback_keeps_privately_are_compared():
+    assert describe(Watching(3)) == describe(Watching(3, seen=4)) != describe(Watching(4))
+
+
 class Counting(Leaky):
-    """A network with attributes that are not settings: a counter of its calls, and an object."""
+    """A network with a counter of its calls, and an object."""
 
     def __init__(self, slope):
         super().__init__(slope)
@@ -132,12 +173,12 @@ class Counting(Leaky):
         return super().forward(inputs)
 
 
-def test_attributes_that_are_not_constructor_arguments_are_not_settings():
+def test_settings_are_those_of_a_new_network():
     made = FederatedModule(lambda: Counting(0.5))
     before = describe_module(made)
     made(torch.zeros(2, 4))
     assert made.network.calls == 1 and describe_module(made) == before
-    assert before["network_settings"] == {"slope": 0.5}
+    assert before["network_settings"] == {"slope": 0.5, "calls": 0}
 
 
 def test_missing_settings_in_an_old_checkpoint_are_no_difference():
@@ -166,6 +207,9 @@ class Split(FederatedModule):
     ("make", "place"),
     [
         (lambda slope: FederatedModule(lambda: Leaky(slope)), "model.network_settings.slope"),
+        (lambda slope: FederatedModule(lambda: Renaming(slope)), "model.network_settings._s"),
+        (lambda gamma: FederatedModule(lambda: Leaky(1.0), loss=Focal(gamma)), "model.loss._g"),
+        (lambda most: FederatedModule(lambda: Leaky(1.0), partial(Clipped, most=most)), "model.optimizer.most"),
         (Split, "model.optimizer.other_groups.0.lr"),
     ],
 )
