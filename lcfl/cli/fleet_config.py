@@ -59,8 +59,6 @@ def options_of(config: Path, run_config: Mapping[str, Any]) -> FleetOptions:
     if section.get("num_clients") is None:
         raise ValueError("data.num_clients: got null; a fleet must know how many clients it waits for.")
     of_the_run = {name: section[name] for name in OF_THE_RUN if name in section}
-    if leavers := section.get("leavers"):  # the configuration of an app has the numbers of clients as texts
-        of_the_run["leavers"] = {int(client): first for client, first in leavers.items()}
     patience = Patience(float(run_config.get("deadline", 600.0)), run_config.get("min-answers", 0.5))
     most_bytes = run_config.get("max-message-mib", 1024) * MIB
     newcomer_epochs = run_config.get("newcomer-epochs", 5)

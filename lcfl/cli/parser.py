@@ -26,7 +26,6 @@ from lcfl.cli.shipped_configs import configurations
 from lcfl.cli.type_errors import is_union, without_types
 from lcfl.core.earlier_versions import RENAMED_CLASSES, current_path
 from lcfl.core.validation import check_values, shortened, signature_of
-from lcfl.data.membership import OF_NAMES
 from lcfl.federation.settings import in_place_of
 
 __all__ = ["Parser", "Seed", "check_given", "explained"]
@@ -174,8 +173,7 @@ def explained(message: str, parser: LightningArgumentParser) -> str:
         return _unknown(option, match[2], match[1])
     if match := re.search(rf"{NEEDS}\. Got value: Namespace\(class_path='([\w.]+)'", message):
         return _needed(option, match[2], match[1])
-    said = _located(without_types(message).strip())
-    return f"{said}. {OF_NAMES}" if option == "data.leavers" and "whole number" in said else said
+    return _located(without_types(message).strip())
 
 
 def _meant(option: str, known: Sequence[str]) -> str:

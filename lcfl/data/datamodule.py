@@ -4,9 +4,10 @@ import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from numbers import Real
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lcfl.core import rng
+from lcfl.core.client_names import client_number
 from lcfl.core.files import write_json
 from lcfl.core.validation import check_instance, check_values, errors_of
 from lcfl.data.datasets import FederatedDataset, RandomLike
@@ -50,11 +52,11 @@ class FederatedDataModule(LightningDataModule):
         partition: the rule that deals samples out to clients.
         num_clients: number of clients N, including newcomers. None for the number that the partition knows (`ByOwner`,
             `FromFile`), and 100 for any other partition.
-        newcomers: number (20) or fraction (0.2) of clients that are kept out of the federation for ``lcfl onboard``.
-            They have samples, but are never sampled, trained with, clustered or evaluated. They are drawn from the
-            stream (seed, "newcomers").
-        leavers: clients that leave, as number of the client -> first round without it. From that round on the client is
-            excluded from sampling, means, clusterings and evaluations.
+        newcomers: number (20) or fraction (0.2) of clients that are kept out of the federation for ``lcfl onboard``,
+            drawn from the stream (seed, "newcomers"); or a list of names or numbers of these clients. They have
+            samples, but are never sampled, trained with, clustered or evaluated.
+        leavers: clients that leave, as name or number of the client -> first round without it. From that round on the
+            client is excluded from sampling, means, clusterings and evaluations.
         batch_size: number of samples per training step of a client.
         drop_last: whether to drop the last batch of a pass over a client's samples if it is shorter than
             ``batch_size``. A client with fewer samples keeps its only batch.
@@ -85,8 +87,8 @@ class FederatedDataModule(LightningDataModule):
         dataset: FederatedDataset,
         partition: Partition,
         num_clients: int | None = None,
-        newcomers: int | float = 0,
-        leavers: Mapping[int, int] | None = None,
+        newcomers: int | float | list[int | str] = 0,
+        leavers: Mapping[int | str, int] | None = None,
         batch_size: int = 32,
         drop_last: bool = False,
         protocols: Sequence[Protocol] = ("own_split",),
@@ -104,9 +106,9 @@ class FederatedDataModule(LightningDataModule):
         super().__init__()
         self.dataset, self.partition = dataset, partition
         self.batch_size, self.drop_last = batch_size, drop_last
-        check_instance("data.newcomers", newcomers, Real, " That many clients are drawn at random.")
+        if not isinstance(newcomers, list):
+            check_instance("data.newcomers", newcomers, Real, " That many clients are drawn at random.")
         check_instance("data.leavers", leavers or {}, Mapping)
-        self.newcomers, self.leavers = newcomers, dict(leavers or {})
         if isinstance(protocols, str):
             raise ValueError(f"data.protocols: got the text {protocols!r}; it must be a list, such as [{protocols!r}].")
         self.protocols: list[str] = list(protocols)
@@ -119,6 +121,10 @@ class FederatedDataModule(LightningDataModule):
         check_instance("data.dataset", dataset, FederatedDataset, " Datasets makes one of your own data sets.")
         check_instance("data.partition", partition, Partition)
         self.num_clients = self._known_clients() if num_clients is None else num_clients
+        self.newcomers: int | float | list[int] = (
+            [self._number_of("newcomers", each) for each in newcomers] if isinstance(newcomers, list) else newcomers
+        )
+        self.leavers = {self._number_of("leavers", client): first for client, first in (leavers or {}).items()}
         self._check_arguments()
         backdoors = [fault for fault in self.faults if isinstance(fault, Backdoor)]
         if len(backdoors) > 1:
@@ -279,8 +285,8 @@ class FederatedDataModule(LightningDataModule):
             dataset,
             _OneGroup() if self.client_transforms else IID(),
             self.num_clients,
-            self.newcomers,
-            self.leavers,
+            cast(int | float | list[int | str], self.newcomers),
+            cast(Mapping[int | str, int], self.leavers),
             self.batch_size,
             drop_last=True,  # a few inputs cannot show how long the last batches of the real data are
             protocols=[name for name in self.protocols if name != BACKDOOR],  # type: ignore[misc]
@@ -326,16 +332,33 @@ class FederatedDataModule(LightningDataModule):
 
     def _known_clients(self) -> int:
         """Returns the number of clients that the partition knows, before samples are read."""
-        with errors_of("data.dataset"):
-            owners = self.dataset.owners(self.partition.owner_column)
-        if owners is None:
-            pool = Pool(0)
-        else:
-            size = len(owners.part) if self.pool == "all" else int((owners.part != TEST).sum())
-            pool = Pool.of_owners(size, None, owners, keeps_parts=self.pool == "train")
+        pool = self._known_pool()
         with errors_of("data.partition"):
             known = self.partition.num_clients(pool)
         return NUM_CLIENTS if known is None else known
+
+    def _known_pool(self) -> Pool:
+        """Returns what is known of the pool before samples are read: their owners."""
+        with errors_of("data.dataset"):
+            owners = self.dataset.owners(self.partition.owner_column)
+        if owners is None:
+            return Pool(0)
+        size = len(owners.part) if self.pool == "all" else int((owners.part != TEST).sum())
+        return Pool.of_owners(size, None, owners, keeps_parts=self.pool == "train")
+
+    def _number_of(self, option: str, client: int | str) -> int:
+        """Returns the number of a client, which may be given by its name."""
+        with errors_of(f"data.{option}"):
+            return client_number(client, self._names, self.num_clients)
+
+    @cached_property
+    def _names(self) -> tuple[str, ...] | None:
+        """The names of the clients, before samples are read; None if the partition knows no clients."""
+        pool = self._known_pool()
+        with errors_of("data.partition"):
+            if pool.owners is None or self.partition.num_clients(pool) is None:
+                return None
+            return self.partition(pool, self.num_clients, rng.generator(self.seed, "partition")).names
 
     def _check_arguments(self) -> None:
         for name, value in {"num_clients": self.num_clients, "batch_size": self.batch_size}.items():

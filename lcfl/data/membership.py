@@ -5,7 +5,7 @@ Legend: N clients.
 
 import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -14,12 +14,7 @@ from torch import Tensor
 
 from lcfl.core import rng
 
-__all__ = ["OF_NAMES", "Membership"]
-
-OF_NAMES = (  # of messages about clients that must be given by their numbers
-    "The number of a client that has a name is its place, from 0, in the names of partition.json, which lcfl partition "
-    "--out writes."
-)
+__all__ = ["Membership"]
 
 
 @dataclass(frozen=True)
@@ -28,13 +23,14 @@ class Membership:
 
     Args:
         num_clients: number of clients N, including newcomers.
-        newcomers: number or fraction of clients that are kept out, drawn from the stream (seed, "newcomers").
+        newcomers: number or fraction of clients that are kept out, drawn from the stream (seed, "newcomers"), or the
+            numbers of these clients.
         leavers: the first round without a client, by the number of the client.
         seed: ``data.seed``.
     """
 
     num_clients: int
-    newcomers: int | float
+    newcomers: int | float | Sequence[int]
     leavers: Mapping[int, int]
     seed: int
 
@@ -42,6 +38,8 @@ class Membership:
     def newcomer_clients(self) -> tuple[int, ...]:
         """The newcomers, in ascending order."""
         number = self.newcomers
+        if isinstance(number, Sequence):
+            return tuple(sorted(number))
         if not isinstance(number, Integral):
             number = int(number * self.num_clients + 1e-9)
         return _drawn(self.seed, self.num_clients, int(number))
@@ -55,11 +53,17 @@ class Membership:
 
     def check(self) -> None:
         """Raises a ValueError for newcomers and leavers that are not allowed; warns if there are no newcomers."""
-        upper = self.num_clients if isinstance(self.newcomers, Integral) else 1.0
-        if not 0 <= self.newcomers < upper:
+        given = self.newcomers
+        if isinstance(given, Sequence):
+            if len(set(given)) < len(given) or len(given) >= self.num_clients:
+                raise ValueError(
+                    f"data.newcomers: got {len(given)} of {self.num_clients} clients; name each one once, and leave at "
+                    "least one for the federation."
+                )
+        elif not 0 <= given < (self.num_clients if isinstance(given, Integral) else 1.0):
             raise ValueError(
-                f"data.newcomers: got {self.newcomers} of {self.num_clients} clients; allowed are counts from 0 to "
-                f"{self.num_clients - 1} and fractions in [0, 1)."
+                f"data.newcomers: got {given} of {self.num_clients} clients; allowed are counts from 0 to "
+                f"{self.num_clients - 1}, fractions in [0, 1), and lists of clients."
             )
         newcomers = set(self.newcomer_clients)
         if self.newcomers and not newcomers:
@@ -74,7 +78,6 @@ class Membership:
                 raise ValueError(
                     f"data.leavers: got client {client!r}, round {number!r}; allowed are client numbers from 0 to "
                     f"{self.num_clients - 1}, except newcomers, and round numbers from 0."
-                    f"{f' {OF_NAMES}' if isinstance(client, str) else ''}"
                 )
         if len(self.leavers) == self.num_clients - len(newcomers):
             raise ValueError(f"data.leavers: all {len(self.leavers)} clients leave; at least one must stay.")

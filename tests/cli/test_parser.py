@@ -244,7 +244,7 @@ WEIGHT = "model.loss.init_args.weight: expected a list of numbers or null, got [
         ("--data.protocols=own_split", "data.protocols: expected a list, got own_split; write [own_split]\n"),
         ("--model.trainable=head", "model.trainable: expected a list or null, got head; write [head]\n"),
         ("--trainer.logger=Foo", "trainer.logger: there is no class 'Foo'. It needs its import path"),
-        ("--data.leavers={alice: 3}", "data.leavers: expected a whole number, got 'alice'. The number of a client"),
+        ("--data.newcomers=alice", "data.newcomers: expected a "),
         ("--data.leavers=[3]", "data.leavers: expected a mapping or null, got [3]\n"),
         (
             "--data.dataset=Table",

@@ -130,13 +130,20 @@ def test_federation_with_a_newcomer_equals_the_federation_without_it(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"newcomers": 12}, r"data.newcomers: got 12 of 12 clients; .* counts from 0 to 11 and fractions in \[0, 1\)"),
+        (
+            {"newcomers": 12},
+            r"data.newcomers: got 12 of 12 clients; .* counts from 0 to 11, fractions in \[0, 1\), and li",
+        ),
+        ({"newcomers": [0, 12]}, "data.newcomers: there is no client '12'; there are the numbers 0 to 11"),
+        ({"newcomers": [3, "3"]}, "data.newcomers: got 2 of 12 clients; name each one once, and leave at least one"),
+        ({"newcomers": list(range(12))}, "data.newcomers: got 12 of 12 clients; name each one once, and leave at"),
+        ({"newcomers": ["alice"]}, "data.newcomers: there is no client 'alice'; there are the numbers 0 to 11"),
         ({"newcomers": -1}, "got -1 of 12"),
         ({"newcomers": 1.0}, "got 1.0 of 12"),
         ({"newcomers": float("nan")}, "data.newcomers: got newcomers=nan; it must be a number"),
-        ({"leavers": {12: 3}}, "data.leavers: got client 12, round 3; allowed are client numbers from 0 to 11"),
+        ({"leavers": {12: 3}}, "data.leavers: there is no client '12'; there are the numbers 0 to 11"),
         ({"leavers": {3: -1}}, "data.leavers: got client 3, round -1"),
-        ({"leavers": {"alice": 3}}, "data.leavers: got client 'alice', round 3; .* its place, from 0, in the names of"),
+        ({"leavers": {"alice": 3}}, "data.leavers: there is no client 'alice'; there are the numbers 0 to 11"),
         ({"leavers": {3: 1.5}}, "data.leavers: got client 3, round 1.5; .* and round numbers from 0"),
         ({"leavers": dict.fromkeys(range(12), 1)}, "all 12 clients leave; at least one must stay"),
     ],
