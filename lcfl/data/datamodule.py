@@ -125,6 +125,8 @@ class FederatedDataModule(LightningDataModule):
             [self._number_of("newcomers", each) for each in newcomers] if isinstance(newcomers, list) else newcomers
         )
         self.leavers = {self._number_of("leavers", client): first for client, first in (leavers or {}).items()}
+        if len(self.leavers) < len(leavers or {}):
+            raise ValueError(f"data.leavers: got {leavers}, in which one client is given twice; give it once.")
         self._check_arguments()
         backdoors = [fault for fault in self.faults if isinstance(fault, Backdoor)]
         if len(backdoors) > 1:
@@ -349,16 +351,15 @@ class FederatedDataModule(LightningDataModule):
     def _number_of(self, option: str, client: int | str) -> int:
         """Returns the number of a client, which may be given by its name."""
         with errors_of(f"data.{option}"):
-            return client_number(client, self._names, self.num_clients)
+            return client_number(client, self._names if isinstance(client, str) else None, self.num_clients)
 
     @cached_property
     def _names(self) -> tuple[str, ...] | None:
         """The names of the clients, before samples are read; None if the partition knows no clients."""
-        pool = self._known_pool()
+        pool, generator = self._known_pool(), rng.generator(self.seed, "partition")
         with errors_of("data.partition"):
-            if pool.owners is None or self.partition.num_clients(pool) is None:
-                return None
-            return self.partition(pool, self.num_clients, rng.generator(self.seed, "partition")).names
+            is_known = self.partition.num_clients(pool) is not None
+            return self.partition.split(pool, self.num_clients, generator).names if is_known else None
 
     def _check_arguments(self) -> None:
         for name, value in {"num_clients": self.num_clients, "batch_size": self.batch_size}.items():

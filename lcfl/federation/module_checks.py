@@ -24,8 +24,9 @@ __all__ = ["check_module", "check_optimizer", "check_rate", "warn_of_large_steps
 TRAINER_HOOKS = ["validation_step", "test_step", "configure_gradient_clipping", "backward", "lr_scheduler_step"]
 TRAINER_HOOKS += ["optimizer_step", "optimizer_zero_grad", "transfer_batch_to_device", "setup", "teardown"]
 TRAINER_HOOKS += ["prepare_data", "configure_model", "configure_callbacks"]
-HOOKS_OF_A_LAYER = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 TRAINER_HOOKS += [name for name in dir(FederatedModule) if name.startswith("on_")]
+HOOKS_OF_A_LAYER = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+FACTORIES = ("make_network", "optimizer")  # of a module; they make new objects, from settings that no copy changes
 
 
 def check_module(module: FederatedModule) -> Optimizer:
@@ -68,14 +69,14 @@ def _check_copies(module: FederatedModule) -> None:
     for place, layer in module.named_modules():
         if isinstance(layer, Metric):  # which binds its wrapped functions anew in a copy
             continue
-        values = [(name, value) for name, value in vars(layer).items() if not isinstance(value, dict)]
-        values += [(name, value) for name in HOOKS_OF_A_LAYER for value in getattr(layer, name).values()]
-        for name, value in values:
+        own = {name: value for name, value in vars(layer).items() if place or name not in FACTORIES}
+        values = [(f"{place}.{name}" if place else name, value) for name, value in own.items()]
+        values += [(f"a hook of {place or 'it'}", hook) for name in HOOKS_OF_A_LAYER for hook in own[name].values()]
+        for what, value in values:
             if any(id(held) in parts for held in _held_by(value)):
                 raise ValueError(
-                    f"model: {f'{place}.{name}' if place else name} is a function that holds the module or a part of "
-                    "it, such as self. Each process trains a copy of the module, in which the function would still "
-                    "read the original. Make it a method."
+                    f"model: {what} is a function that holds the module or a part of it, such as self. Each process "
+                    "trains a copy of the module, in which the function would still read the original. Use a method."
                 )
 
 

@@ -262,10 +262,11 @@ class Session:
         saved = checkpoint.identity_of(resumed)
         if changed := differences(compared(saved), compared(now)):
             instead = ", or start a new run" if self.stage == "fit" else ""
+            is_of_data = all(line.startswith(("data:", "partition:")) for line in changed)
+            files = " If you did, the files of the data have changed since: restore them." if is_of_data else ""
             raise checkpoint.CheckpointError(
                 f"{resumed} was made with another configuration:\n  " + "\n  ".join(changed) + "\n"
-                f"Take the configuration in its run directory (config.yaml){instead}. If it is that one, the data have "
-                "changed since: restore them."
+                f"Take the configuration in its run directory (config.yaml){instead}.{files}"
             )
         if (modules := changed_modules(saved.get("code", {}), now["code"])) and self.stage == "fit":
             warnings.warn(

@@ -54,13 +54,13 @@ def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
             f"ones, which it must take, too. Set the network's arguments to fit{', e.g. ' * bool(sizes)}"
             f"{' and '.join(sizes)}.{types}"
         ) from error
-    _check_forward(module, inputs, scores)
     if not isinstance(scores, Tensor) or scores.dim() == 0 or len(scores) != 2:
         got = f"a tensor of shape {list(scores.shape)}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
         raise ValueError(
             f"model.network: {network} returns {got} for two samples; it must return one tensor [B, ...], such as "
             "class scores [B, classes]."
         )
+    _check_forward(module, inputs)
     if spec.num_classes is not None:
         _check_scores(module, scores, spec.num_classes, f"{dataset} has {_classes(data)}")
     _check_loss(module.loss, scores, targets.to(scores.device))
@@ -72,20 +72,25 @@ def check_network(module: FederatedModule, data: FederatedDataModule) -> None:
         warnings.warn(f"model.buffer_policy: {network} has {what}, so it has no effect.", stacklevel=2)
 
 
-def _check_forward(module: FederatedModule, inputs: Tensor, scores: Tensor) -> None:
+def _check_forward(module: FederatedModule, inputs: Tensor) -> None:
     """Refuses a module whose outputs are not those of its network: every model that a run gives out is a network."""
     if type(module).forward is FederatedModule.forward:
         return
     with rng.seeded(0, "check forward"):
         own = module(inputs)
-    with rng.seeded(0, "check forward"):
-        plain = module.network(inputs)
-    if not (isinstance(own, Tensor) and isinstance(plain, Tensor) and torch.equal(own, plain)):
+    failed: Exception | None = None
+    try:
+        with rng.seeded(0, "check forward"):
+            plain = module.network(inputs)
+        is_same = plain.shape == own.shape and torch.allclose(own, plain, rtol=0, atol=0, equal_nan=True)
+    except Exception as error:  # of any kind, because it is the user's network, which may not take these inputs
+        is_same, failed = False, error
+    if not is_same:
         kind = type(module).__name__
         raise ValueError(
             f"model: {kind}.forward does not return what its network does. The models that a run returns, exports and "
             "predicts with are networks, without it. Put what it does into the network."
-        )
+        ) from failed
 
 
 def _classes(data: FederatedDataModule) -> str:

@@ -321,7 +321,7 @@ def identity_of(module: FederatedModule, method: Method, seed: int) -> str:
         "torch": torch.__version__.partition("+")[0],
         "lightning": lightning.__version__,
         "seed": seed,
-        "model": describe_module(module),
+        "model": {key: each for key, each in describe_module(module).items() if key != "numbers_kept"},
         "init_from": module.initial_fingerprint,
         "frozen": module.frozen_fingerprint,
         "method": method,

@@ -102,7 +102,8 @@ class LoadedCheckpoint:
                 raise CheckpointError(f"{self.path}: damaged: {error}.") from None
         by_key = with_state_keys(callbacks)
         saved, now = (Counter(key.partition("#")[0] for key in keys) for keys in (self.state.callbacks, dict(by_key)))
-        others = {name for name in saved.keys() & now.keys() if saved[name] != now[name]}
+        remembering = {key.partition("#")[0] for key, kept in self.state.callbacks.items() if kept}
+        others = {name for name in remembering & now.keys() if saved[name] != now[name]}
         if others:  # which of them is which?
             counts = ", ".join(f"{saved[name]} {name} and not {now[name]}" for name in sorted(others))
             warnings.warn(

@@ -61,12 +61,12 @@ def describe(value: Any) -> Any:
 
 
 def _kept_privately(value: Any) -> list[str]:
-    """Returns the private attributes of a user's object that keep arguments: ``_at`` for ``at``."""
+    """Returns the private attributes of a user's object that keep plain arguments: ``_at`` for ``at``."""
     if type(value).__module__.startswith("lcfl."):
         return []
-    names = [f"_{key}" for key in inspect.signature(type(value).__init__).parameters]
-    changing = getattr(value, "remembers", ())
-    return [name for name in names if name in getattr(value, "__dict__", {}) and name[1:] not in changing]
+    arguments = inspect.signature(type(value).__init__).parameters.keys() - set(getattr(value, "remembers", ()))
+    kept = getattr(value, "__dict__", {})
+    return [f"_{name}" for name in sorted(arguments) if _is_setting(kept.get(f"_{name}"))]
 
 
 def _path_of(value: Any) -> str:
@@ -88,7 +88,7 @@ def describe_module(module: FederatedModule) -> dict[str, Any]:
     groups = optimizer.param_groups if isinstance(optimizer, Optimizer) else [{}]
     first, *others = [{key: describe(value) for key, value in group.items() if key != "params"} for group in groups]
     settings, functions = (_settings(module.network, kind) for kind in (_is_setting, _is_function))
-    settings = _unnamed_settings(module) | settings
+    numbers = {key: value for key, value in _numbers_kept(module).items() if key not in settings}
     names = [name for name, _ in module.layout.parameters]
     is_plain = names == [name for name, _ in module.network.named_parameters()]
     has_buffers = bool(module.layout.buffers or module.buffer_layout)
@@ -97,6 +97,7 @@ def describe_module(module: FederatedModule) -> dict[str, Any]:
         "network": repr(module.network),
         **({"network_settings": settings} if settings else {}),
         **({"network_functions": functions} if functions else {}),
+        **({"numbers_kept": numbers} if numbers else {}),
         "num_embedding": module.layout.num_embedding,
         **({} if is_plain else {"trained": names}),
         "loss": _describe_loss(module.loss),
@@ -104,7 +105,7 @@ def describe_module(module: FederatedModule) -> dict[str, Any]:
         "cluster_weight": module.cluster_weight,
         "global_weight": module.global_weight,
         "optimizer": {"class": type(optimizer).__qualname__}
-        | _own_settings(optimizer)
+        | (_own_settings(optimizer) if isinstance(optimizer, Optimizer) else {})
         | first
         | ({"other_groups": others} if others else {}),
         **({"buffer_policy": module.buffer_policy} if has_buffers else {}),
@@ -127,8 +128,11 @@ def _settings(network: nn.Module, is_wanted: Callable[[Any], bool]) -> dict[str,
     return settings
 
 
-def _unnamed_settings(module: FederatedModule) -> dict[str, Any]:
-    """Returns the plain values that the layers of a user's network keep under any name, as a new network has them."""
+def _numbers_kept(module: FederatedModule) -> dict[str, Any]:
+    """Returns the numbers that the layers of a user's network keep under any name, as a new network has them.
+
+    Texts are often paths and devices, which may change.
+    """
 
     def is_own(layer: nn.Module) -> bool:
         return not type(layer).__module__.startswith(("torch.", "torchvision.", "lcfl."))
@@ -142,7 +146,7 @@ def _unnamed_settings(module: FederatedModule) -> dict[str, Any]:
         for place, layer in network.named_modules()
         if is_own(layer)
         for key, value in vars(layer).items()
-        if key not in OF_EVERY_LAYER and _is_setting(value)
+        if key not in OF_EVERY_LAYER and isinstance(value, bool | int | float)
     }
 
 
@@ -202,7 +206,9 @@ def _describe_loss(loss: nn.Module) -> dict[str, Any]:
 
     The text alone is not enough: torch leaves out, for example, the label smoothing.
     """
-    settings = {key: value for key, value in vars(loss).items() if key not in OF_EVERY_LAYER}
+    settings = {key: value for key, value in vars(loss).items() if not key.startswith("_") and key != "training"}
+    private = {key: value for key, value in vars(loss).items() if key[0] == "_" and isinstance(value, float)}
+    settings |= private | {key: getattr(loss, key) for key in _kept_privately(loss)}
     return {"text": repr(loss)} | {key: describe(value) for key, value in (settings | loss.state_dict()).items()}
 
 
@@ -234,4 +240,5 @@ def differences(saved: Any, now: Any, path: str = "") -> list[str]:
             for number, (was, new) in enumerate(zip(saved, now, strict=True))
             for line in differences(was, new, f"{path}.{number}")
         ]
-    return [] if saved == now else [f"{path}: the checkpoint has {saved!r}, this run {now!r}"]
+    is_nan = saved != saved and now != now
+    return [] if saved == now or is_nan else [f"{path}: the checkpoint has {saved!r}, this run {now!r}"]

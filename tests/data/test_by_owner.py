@@ -78,16 +78,18 @@ def test_spellings_that_may_mean_one_owner_give_a_warning():
 
 
 def test_newcomers_and_leavers_may_be_named():
-    wards = [*WARDS, "2"]  # a name comes before a number
-    data = loaded(own(wards, newcomers=["c", 2], leavers={"b": 2}))
+    data = loaded(own([*WARDS, "2"], newcomers=["c", "2"], leavers={"b": 2}))
     assert data.population.names == ("2", "a", "b", "c")
     assert data.newcomer_clients == data.population.newcomers == (0, 3) and data.leavers == {2: 2}
     assert data.random_like().newcomer_clients == (0, 3)
+    assert own([*WARDS, "2"], newcomers=[2]).newcomer_clients == (2,)  # a number is no name
     assert own(newcomers=["b"], num_clients=2).newcomer_clients == (1,)
     with pytest.raises(
         ValueError, match=r"data.newcomers: there is no client 'ab'; .* the names a, b, c. Did you mean"
     ):
         own(newcomers=["ab"])
+    with pytest.raises(ValueError, match=r"data.leavers: got .*, in which one client is given twice"):
+        own(leavers={"a": 2, 0: 2})
     with pytest.raises(ValueError, match=r"data.leavers: there is no client 'a'; there are the numbers 0 to 2"):
         own(partition=IID(), num_clients=3, leavers={"a": 3})
 

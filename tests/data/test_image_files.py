@@ -132,6 +132,11 @@ def test_several_pages_are_refused(tmp_path):
     page = Image.new("L", (4, 4))
     page.save(tmp_path / "a/x/1.tif", save_all=True, append_images=[page, page])
     assert "a/x/1.tif: it has 3 pages, and an image has one" in refused(tmp_path)
+    small = Image.new("L", (2, 2))
+    small.encoderinfo = {"tiffinfo": {254: 1}}  # a thumbnail
+    page.save(tmp_path / "a/x/1.tif", save_all=True, append_images=[small])
+    assert Image.open(tmp_path / "a/x/1.tif").n_frames == 2
+    assert Folders(str(tmp_path), ImageFiles()).load().inputs.shape == (1, 3, 4, 4)
 
 
 def test_a_cut_image_is_refused(tmp_path):

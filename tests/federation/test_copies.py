@@ -8,6 +8,7 @@ from torch import nn
 
 from lcfl.federation.federation import Federation
 from lcfl.federation.module_checks import check_module
+from lcfl.models import MLP
 from lcfl.models.module import FederatedModule
 from tests.helpers.builders import blobs, blobs_module, fedavg
 
@@ -40,7 +41,8 @@ def by_hook(network):
 @pytest.mark.parametrize("change", [by_closure, by_default, by_hook])
 def test_functions_that_hold_a_part_of_the_module_are_refused(change):
     with pytest.raises(
-        ValueError, match=r"^model: network\.\w+(\.\w+)? is a function that holds the module .* a method"
+        ValueError,
+        match=r"^model: (network\.body_of|a hook of network\.body) is a function that holds the module .* Use a method",
     ):
         check_module(FederatedModule(partial(Body, change)))
 
@@ -64,6 +66,15 @@ def test_hooks_of_parameters_are_refused(hook):
         check_module(FederatedModule(partial(Body, change)))
 
 
+def test_factories_may_read_settings_of_the_module():
+    class Rated(FederatedModule):
+        def __init__(self):
+            self.rate = 0.1
+            super().__init__(Body, lambda parameters: torch.optim.SGD(parameters, lr=self.rate))
+
+    check_module(Rated())
+
+
 def test_functions_and_hooks_that_hold_nothing_of_the_module_are_kept():
     scale = 2.0
 
@@ -81,6 +92,13 @@ class Turned(FederatedModule):
         return self.network(-inputs)
 
 
+class Flattened(FederatedModule):
+    """A module whose network does not take the inputs."""
+
+    def forward(self, inputs):
+        return self.network(inputs[:, :8])
+
+
 class Passed(FederatedModule):
     """A module that calls its network, as many a LightningModule does."""
 
@@ -92,8 +110,10 @@ def test_a_forward_of_ones_own_must_be_that_of_the_network(tmp_path):
     """Predictions, exports and the models of a run would be those of the network alone."""
     network = blobs_module().make_network
     federation = Federation(1, logger=False, enable_progress_bar=False, default_root_dir=tmp_path, devices=1)
-    with pytest.raises(ValueError, match=r"^model: Turned.forward does not return what its network does. .* Put what"):
-        federation.fit(Turned(network), blobs(5), fedavg())
+    for kind, made in ((Turned, network), (Flattened, partial(MLP, 8, [], 8))):
+        words = rf"^model: {kind.__name__}.forward does not return what its network does. .* Put what"
+        with pytest.raises(ValueError, match=words):
+            federation.fit(kind(made), blobs(5), fedavg())
     federation.fit(Passed(network), blobs(5), fedavg())
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import enum
 import functools
 import json
+import logging
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -22,7 +23,7 @@ from lcfl.methods.clustering import LowRankCosine
 from lcfl.models import MLP, SplitNetwork
 from lcfl.models.module import FederatedModule
 from lcfl.runs.checkpoint import CheckpointError
-from lcfl.runs.identity import describe, describe_module, differences
+from lcfl.runs.identity import describe, describe_module, differences, needed_for
 from tests.helpers.builders import blobs, blobs_module, fedavg
 
 
@@ -137,7 +138,7 @@ class Focal(nn.CrossEntropyLoss):
 
     def __init__(self, gamma):
         super().__init__()
-        self._g = gamma
+        self._g, self._log, self._calls = gamma, logging.getLogger("focal"), object()
 
 
 class Clipped(torch.optim.SGD):
@@ -155,6 +156,7 @@ class Watching(Callback):
 
     def __init__(self, at, seen=0):
         self._at, self._seen = at, seen
+        self._log = logging.getLogger("watching")  # which has references in a circle
 
 
 def test_arguments_that_a_callback_keeps_privately_are_compared():
@@ -178,7 +180,12 @@ def test_settings_are_those_of_a_new_network():
     before = describe_module(made)
     made(torch.zeros(2, 4))
     assert made.network.calls == 1 and describe_module(made) == before
-    assert before["network_settings"] == {"slope": 0.5, "calls": 0}
+    assert before["network_settings"] == {"slope": 0.5} and before["numbers_kept"] == {"calls": 0}
+    assert needed_for("prediction", {"model": before, "method": 0})["model"].keys() == {
+        "network",
+        "network_settings",
+        "num_embedding",
+    }
 
 
 def test_missing_settings_in_an_old_checkpoint_are_no_difference():
@@ -207,7 +214,7 @@ class Split(FederatedModule):
     ("make", "place"),
     [
         (lambda slope: FederatedModule(lambda: Leaky(slope)), "model.network_settings.slope"),
-        (lambda slope: FederatedModule(lambda: Renaming(slope)), "model.network_settings._s"),
+        (lambda slope: FederatedModule(lambda: Renaming(slope)), "model.numbers_kept._s"),
         (lambda gamma: FederatedModule(lambda: Leaky(1.0), loss=Focal(gamma)), "model.loss._g"),
         (lambda most: FederatedModule(lambda: Leaky(1.0), partial(Clipped, most=most)), "model.optimizer.most"),
         (Split, "model.optimizer.other_groups.0.lr"),
@@ -346,6 +353,11 @@ def test_a_run_with_different_data_but_equal_labels_is_not_resumed(tmp_path):
     with pytest.raises(CheckpointError, match=r"\n  data: the checkpoint has '\w+', this run '\w+'\n"):
         trained(tmp_path, own_data(scale=2.0), rounds=2, ckpt_path="last")
     assert trained(tmp_path, own_data(), rounds=2, ckpt_path="last").state.round == 2
+
+
+def test_nan_is_equal_to_nan():
+    assert differences({"fill": float("nan")}, {"fill": float("nan")}) == []
+    assert differences({"fill": float("nan")}, {"fill": 0.0}) == ["fill: the checkpoint has nan, this run 0.0"]
 
 
 def test_differences_name_the_path():

@@ -176,7 +176,8 @@ def _name(prediction: int, classes: Sequence[str]) -> str:
 
 def _numbers(outputs: Tensor, targets: Tensor) -> Iterator[list[object]]:
     """Yields the numbers of target and output, with all digits that their type holds."""
-    rows = [each.reshape(len(each), -1).numpy().astype(str).tolist() for each in (targets, outputs)]
+    values = (each.float() if each.dtype in (torch.bool, torch.bfloat16) else each for each in (targets, outputs))
+    rows = [each.reshape(len(each), -1).numpy().astype(str).tolist() for each in values]
     for target, output in zip(*rows, strict=True):
         yield [*target, *output]
 

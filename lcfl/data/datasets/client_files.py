@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 from lcfl.core.validation import abbreviated
@@ -176,7 +177,7 @@ def _warn_of_skipped(root: str, skipped: Sequence[str], kinds: str) -> None:
             [f"{count} {kind}" for kind, count in sorted(number.items(), key=lambda each: (-each[1], each[0]))]
         )
         warnings.warn(
-            f"Folders: skipped {len(skipped)} files of other kinds below {root!r} ({found}); only {kinds} are read.",
+            f"Folders: files of other kinds below {root!r} are skipped ({found}); only {kinds} are read.",
             stacklevel=4,
         )
 
@@ -186,12 +187,11 @@ def _check_readable(entry: os.DirEntry[str], suffixes: tuple[str, ...], owner: s
     name = entry.name.lower()
     may_hold_samples = name.endswith(suffixes) or "." not in name
     if may_hold_samples and entry.is_symlink():
-        target, home = os.path.realpath(entry.path), os.path.realpath(os.path.dirname(entry.path))
-        if not os.path.exists(target):
+        if not os.path.exists(entry.path):
             raise ValueError(
                 f"{owner}: {entry.path}: this link cannot be followed; restore what it leads to, or remove it"
             )
-        if os.path.commonpath([target, home]) == target:
+        if entry.is_dir() and Path(entry.path).resolve() in Path(entry.path).parent.resolve().joinpath("_").parents:
             raise ValueError(f"{owner}: {entry.path}: this link leads to a folder around itself; remove it")
     if name.endswith(tuple(suffix + packed for suffix in suffixes for packed in PACKED)) and not entry.is_dir():
         raise ValueError(f"{owner}: {entry.path}: it is compressed; unpack it, or take it out of the folder")

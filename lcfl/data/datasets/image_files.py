@@ -18,8 +18,9 @@ from lcfl.data.names import composed
 
 __all__ = ["ImageFiles"]
 
+ORIENTATION, KIND_OF_PAGE = 0x0112, 254  # tags of EXIF and of TIFF
+REDUCED_OR_MASK = 0b101  # bits of a page that shows the image once more, smaller or as a mask
 # Of Pillow: 8 bits per channel or fewer. Pillow cuts numbers off when it converts others.
-ORIENTATION = 0x0112  # the tag of EXIF
 EIGHT_BITS = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}
 
 
@@ -106,6 +107,19 @@ def _class_folder(part: PartFiles, name: str) -> str:
     return folder
 
 
+def _pages(image: Any) -> int:
+    """Returns the number of images in a file of Pillow: of a TIFF file, its pages without thumbnails and masks."""
+    number = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
+    if number > 1:
+        kinds = []
+        for page in range(number):
+            image.seek(page)
+            kinds.append(image.tag_v2.get(KIND_OF_PAGE, 0))
+        image.seek(0)
+        number = sum(not kind & REDUCED_OR_MASK for kind in kinds)
+    return number
+
+
 def _read(part: PartFiles, path: str, mode: str, size: tuple[int, int] | None, first: str | None) -> NDArray[Any]:
     """Reads an image as uint8 [H, W, 3] or [H, W].
 
@@ -120,7 +134,7 @@ def _read(part: PartFiles, path: str, mode: str, size: tuple[int, int] | None, f
 
     try:
         with Image.open(path) as image:
-            depth, pages = image.mode, getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
+            depth, pages = image.mode, _pages(image)
             image.load()
             # Cameras store how they were held.
             upright = ImageOps.exif_transpose(image) if image.getexif().get(ORIENTATION, 1) != 1 else image

@@ -14,7 +14,6 @@ from lcfl.data.names import composed
 
 __all__ = ["Columns", "Unusable", "names_in", "read_columns"]
 
-LARGEST_WHOLE = 2**24  # up to which float32 holds every whole number
 BLOCK = 250_000  # cells that are held as text at a time, about 25 MB
 
 
@@ -131,10 +130,15 @@ def _narrow(wide: NDArray[Any], names: Sequence[str], start: int, rounded: dict[
     if len(too_large):
         row, place = too_large[0]
         raise Unusable(f"row {start + row + 1}: column {names[place]!r} is {wide[row, place]}, too large for float32")
-    if np.abs(wide).max(initial=0) > LARGEST_WHOLE:
-        for row, place in np.argwhere((narrow != wide) & (wide == np.rint(wide))):
-            value = int(wide[row, place])
-            rounded.setdefault(names[place], f"row {start + row + 1}: {value} becomes {int(narrow[row, place])}")
+    size = np.abs(wide)
+    if size.max(initial=0) > 2**24:  # up to which float32 holds every whole number
+        is_rounded = (
+            (narrow != wide) & (wide == np.rint(wide)) & (size < 2**53)
+        )  # beyond, all float64 are whole numbers
+        for place in np.flatnonzero(is_rounded.any(axis=0)).tolist():
+            row = int(is_rounded[:, place].argmax())
+            value, becomes = int(wide[row, place]), int(narrow[row, place])
+            rounded.setdefault(names[place], f"row {start + row + 1}: {value} becomes {becomes}")
     return narrow
 
 
