@@ -116,6 +116,30 @@ def test_names_of_files_do_not_matter(tmp_path):
     assert one.population.fingerprint == two.population.fingerprint
 
 
+@pytest.mark.parametrize("kind", ["table", "arrays", "images"])
+def test_the_place_of_a_sample_is_its_file_and_row(tmp_path, kind):
+    """The inputs are the numbers 0, 1, ... in the order in which they are written."""
+    suffix = {"table": ".csv", "arrays": ".npz", "images": ".png"}[kind]
+    folder = "/z" if kind == "images" else ""
+    number, written = 0, []
+    for name, size in {"a/train/1": 2, "a/train/2": 3, "b/train/1": 1, "c/1": 2, "a/test/1": 2}.items():
+        parent, _, stem = name.rpartition("/")
+        path = tmp_path / f"{parent}{folder}/{stem}{suffix}"
+        values = np.arange(number, number + (1 if kind == "images" else size))
+        if kind == "table":
+            write_table(path, ("x", "y"), *([value, value % 2] for value in values))
+        elif kind == "arrays":
+            write_arrays(path, x=np.float32(values)[:, None], y=values % 2)
+        else:
+            write_image(path, number, mode="L")
+        written += [(str(path), row + 1) for row in range(len(values))]
+        number += len(values)
+    data = Folders(str(tmp_path), {"table": Table("y"), "arrays": Arrays(), "images": ImageFiles(mode="L")}[kind])
+    values = data.load().inputs.flatten(1)[:, 0].long().tolist()
+    assert sorted(values) == list(range(number))
+    assert [data.place_of(index) for index in range(number)] == [written[value] for value in values]
+
+
 def test_an_augmentation_changes_training_batches_but_not_masks(tmp_path):
     write_image(tmp_path / "a/x/1.png", size=(8, 8))
     assert Folders(str(tmp_path), ImageFiles(), CropAndFlip()).load().is_random(training=True)

@@ -48,7 +48,8 @@ def main(args: Sequence[str]) -> None:
     """Writes one line per client and test sample, with its index in the data set.
 
     For classes it has label and prediction, by name if classes have names, and the softmax score, for other targets the
-    numbers of target and output. If clients have names, a column has them.
+    numbers of target and output. If clients have names, a column has them. If samples come from files, two columns have
+    file and row.
 
     Raises:
         CheckpointError: if there is no such checkpoint.
@@ -117,7 +118,8 @@ def _rows(run: Run, path: Path, kind: str, only: str | None, protocol: str | Non
     if not has_labels:  # a network may return more numbers than a target has, such as a mean and a variance
         outputs = run.model(kind, client=clients[0], cluster=0 if chooses else None)(spec.blank(1)[0])  # type: ignore[arg-type]
         columns = [*_numbered("target", spec.target_shape), *_numbered("output", outputs.shape[1:])]
-    yield ["client", *(["name"] if population.names else []), "index", *columns]
+    place_of, of_files = data.dataset.place_of, data.dataset.place_of(0) is not None
+    yield ["client", *(["name"] if population.names else []), "index", *(["file", "row"] if of_files else []), *columns]
     for client in clients:
         cluster = _chosen(run, data, client) if chooses else None
         network = run.model(kind, client=client, cluster=cluster)  # type: ignore[arg-type]
@@ -130,7 +132,7 @@ def _rows(run: Run, path: Path, kind: str, only: str | None, protocol: str | Non
             outputs, classes = network(inputs), data.dataset.classes
             cells = _classified(outputs, targets, classes) if has_labels else _numbers(outputs, targets)
             for index, row in zip(part.tolist(), cells, strict=True):
-                yield [*who, index, *row]
+                yield [*who, index, *(place_of(index) or ()), *row]
 
 
 def _chosen(run: Run, data: FederatedDataModule, client: int) -> int:

@@ -63,7 +63,8 @@ class Arrays(Reader):
             all_targets = np.concatenate(columns).astype(np.float32 if kind == REALS else np.int64)
         network_dtype = torch.float32 if dtype == torch.uint8 else dtype
         read = partial(self._inputs, parts, (sum(counts), *inner), dtype)
-        return Contents(counts, inner, network_dtype, all_targets, classes, read)
+        in_files = [len(each) for each in columns]
+        return Contents(counts, inner, network_dtype, all_targets, classes, read, in_files=in_files)
 
     def _described(self, part: PartFiles, path: str) -> tuple[tuple[int, ...], torch.dtype, NDArray[Any]]:
         """Returns shape and type of the inputs of a file, and its targets."""

@@ -54,6 +54,10 @@ class FederatedDataset(CheckedFields, ABC):
         """
         return None
 
+    def place_of(self, index: int) -> tuple[str, int] | None:
+        """Returns the file of a sample and its row there, from 1; None if the data set does not know."""
+        return None
+
     def prepare(self) -> None:
         """Downloads the files or verifies that they exist. Does nothing by default.
 

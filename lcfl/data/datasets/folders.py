@@ -1,8 +1,10 @@
 """Clients as they lie on a disk: one folder or file for each. Shapes: S samples in all, M clients, C classes."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lcfl.core.validation import abbreviated, check_instance
 from lcfl.data.augmentation import Augmentation
@@ -66,6 +68,7 @@ class Folders(FederatedDataset):
         number = np.repeat([place[part.client] for part in self._parts], contents.counts)
         role = np.repeat(np.array([part.part for part in self._parts], dtype=np.int8), contents.counts)
         self._owners = Owners(names, number.astype(np.int64), role)
+        self._in_files = contents.in_files
         self._contents: Contents | None = contents
         targets = as_targets(contents.targets, "Folders: targets")
         self.shape, self.dtype = contents.shape, contents.dtype
@@ -84,6 +87,20 @@ class Folders(FederatedDataset):
         if by is not None:
             raise ValueError(f"Folders: there is no column {by!r}; the folders are the owners, so leave column out")
         return self._owners
+
+    def place_of(self, index: int) -> tuple[str, int] | None:
+        """Returns the file of a sample and its row there, from 1; None if the reader does not say."""
+        if self._in_files is None:
+            return None
+        paths, ends = self._files
+        number = int(np.searchsorted(ends, index, side="right"))
+        return paths[number], index - int(ends[number] - self._in_files[number]) + 1
+
+    @cached_property
+    def _files(self) -> tuple[list[str], NDArray[np.int64]]:
+        """The files with samples, and the number of samples up to the end of each."""
+        assert self._in_files is not None
+        return [path for part in self._parts for path in part.paths], np.cumsum(self._in_files)
 
     def load(self) -> Samples:
         """Reads the inputs. What was read before is kept until then, so that no file is read twice."""

@@ -78,6 +78,7 @@ class ImageFiles(Reader):
             partial(self._inputs, parts, shape),
             None if mean is None else tuple(mean) * (shape[0] // len(mean)),
             None if std is None else tuple(std) * (shape[0] // len(std)),
+            in_files=[1] * len(folders),
         )
 
     def _inputs(self, parts: Sequence[PartFiles], shape: tuple[int, int, int]) -> Tensor:

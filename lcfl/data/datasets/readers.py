@@ -39,6 +39,7 @@ class Contents:
         mean: subtracted from each channel of the inputs.
         std: by which each channel is divided.
         columns: the names of the numbers in an input and in a target; None if they have none.
+        in_files: the number of samples of each file, in the order of the paths of the parts; None if it is not known.
     """
 
     counts: list[int]
@@ -50,6 +51,7 @@ class Contents:
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
     columns: tuple[str, ...] | None = None
+    in_files: Sequence[int] | None = None
 
     def among(self, classes: Sequence[str]) -> "Contents":
         """Returns the same with the numbers that the classes have in a longer list.

@@ -121,9 +121,10 @@ class Table(Reader):
             all_targets = np.concatenate(targets)
         else:
             classes, all_targets = number_classes(value for column in targets for value in column)
+        in_files = [len(each) for each in inputs]
         shape, rows = (len(features),), partial(_joined, inputs, sum(counts))
         names = (*features, *(self._targets if self.regression else ()))
-        return Contents(counts, shape, torch.float32, all_targets, classes, rows, columns=names)
+        return Contents(counts, shape, torch.float32, all_targets, classes, rows, columns=names, in_files=in_files)
 
     def _names(self, part: PartFiles, path: str) -> list[str]:
         """Returns the names of a file's columns."""

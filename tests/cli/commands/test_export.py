@@ -15,6 +15,7 @@ from lcfl.cli.commands import export, predict
 from lcfl.data.samples import TensorSamples
 from lcfl.models import MLP
 from lcfl.runs.checkpoint import CheckpointError
+from tests.helpers.clients_on_disk import write_table, write_wards
 from tests.helpers.commandline import CONFIGS, FEDAVG, LCFED, SMALL, SYNTHETIC, files, shared
 from tests.helpers.commandline import lcfl as command
 
@@ -225,6 +226,23 @@ def test_the_predictions_of_one_client_are_printed(run, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "client,index,label,prediction,score" and len(lines) > 1
     assert {line.split(",")[0] for line in lines[1:]} == {"2"}
+
+
+def test_predictions_name_file_and_row(here, tmp_path):
+    write_wards("wards", {"a": 12, "b": 16}, outcomes=("ill", "well"))
+    write_table("wards/a/test.csv", ("dose", "age", "outcome"), [1, 2, "well"], [3, 4, "ill"])
+    section = {"class_path": "Folders", "init_args": {"root": "wards", "reader": "Table"}}
+    section["init_args"]["reader"] = {"class_path": "Table", "init_args": {"target": "outcome"}}
+    Path("own.yaml").write_text(yaml.safe_dump({"data": {"dataset": section, "partition": "ByOwner"}}))
+    network = "--model.network={class_path: lcfl.models.MLP, init_args: {in_features: 2, hidden: [4], num_classes: 2}}"
+    run = shared(tmp_path, *FEDAVG, "-c", "own.yaml", network, *SMALL[:1], *SMALL[2:])
+    predict.main([str(run.path), "--model=global", "--out=predictions.csv"])
+    with open("predictions.csv") as file:
+        predicted = list(csv.DictReader(file))
+    assert {Path(each["file"]).name for each in predicted} == {"test.csv", "train.csv"}
+    for each in predicted:
+        with open(each["file"]) as file:
+            assert list(csv.DictReader(file))[int(each["row"]) - 1]["outcome"] == each["label"]
 
 
 OWN = """

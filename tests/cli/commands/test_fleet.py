@@ -62,6 +62,16 @@ def test_without_a_partition_the_samples_of_all_owners_are_one_clients(check):
     assert number == 40
 
 
+def test_without_a_partition_own_test_samples_keep_their_part(check, here, capsys):
+    assert "train: 20 samples" not in check(["alder"], "")  # some are held out
+    for part, size in {"val": 2, "test": 4}.items():
+        rows = "1,2,3,benign\n" * size
+        (here / f"patients/alder/{part}.csv").write_text(f"x0,x1,x2,diagnosis\n{rows}")
+    fleet.main(["check", "hospital.yaml", "--app", "app"])
+    lines = capsys.readouterr().out.splitlines()
+    assert {"name: alder", "train: 20 samples", "val/own_split: 2 samples", "test/own_split: 4 samples"} <= {*lines}
+
+
 def test_several_owners_are_refused_and_none_is_left_out(check):
     with pytest.raises(ValueError, match=r"the data section has 2 clients \(alder, birch\), but a node is one client"):
         check(["alder", "birch"], "partition: ByOwner")
