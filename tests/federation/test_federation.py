@@ -125,9 +125,9 @@ def test_objects_of_another_class_are_named(tmp_path):
     ):
         blobs(dataset=TensorDataset(torch.zeros(4, 2), torch.zeros(4)))
     with pytest.raises(
-        TypeError, match=r"^data.newcomers: got list; .* Real. That many clients are drawn at random\.$"
+        TypeError, match=r"^data.newcomers: got dict; .* Real. That many clients are drawn at random\.$"
     ):
-        blobs(newcomers=["alice"])
+        blobs(newcomers={"alice": 1})
     assert not list(tmp_path.iterdir())
 
 

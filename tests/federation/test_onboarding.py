@@ -157,11 +157,10 @@ def test_clients_with_other_names_of_classes_are_refused(tmp_path):
 def test_a_name_of_the_run_gives_a_warning(tmp_path):
     write_wards(tmp_path / "old", {"a": 12, "b": 12})
     write_wards(tmp_path / "new", {"b": 12, "c": 12})
-    reader = Table("outcome")
-    read = [Folders(str(tmp_path / name), reader) for name in ("old", "new")]
-    made = partial(FederatedModule, partial(MLP, len(read[0].columns), [4], 2))
-    old, new = (FederatedDataModule(each, ByOwner(), batch_size=4) for each in read)
-    path = checkpoint_lookup.newest([trained(tmp_path, fedavg(), old, made(), rounds=1)])
+    read = [Folders(str(tmp_path / name), Table("outcome")) for name in ("old", "new")]
+    made, data = partial(FederatedModule, partial(MLP, 2, [4], 2)), partial(FederatedDataModule, partition=ByOwner())
+    old, new = map(data, read)
+    path = trained(tmp_path, fedavg(), old, made(), rounds=1)
     with pytest.warns(UserWarning, match="onboard: b took part in the run. If these are the same clients"):
         onboard(path, made(), new, fedavg(), 1, "cpu", of_the_run=False)
 
