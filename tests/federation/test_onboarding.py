@@ -68,10 +68,8 @@ METHODS = {
 
 def trained(root, method, data, module=None, rounds=8, **options):
     options = {"clients_per_round": 1.0, "evaluate_every": 0, "accelerator": "cpu", "devices": 1, **options}
-    federation = Federation(
-        rounds, logger=False, enable_progress_bar=False, default_root_dir=root, name="run", **options
-    )
-    return federation.fit(module or blobs_module(), data, method).path
+    made = Federation(rounds, logger=False, enable_progress_bar=False, default_root_dir=root, name="run", **options)
+    return made.fit(module or blobs_module(), data, method).path
 
 
 @pytest.fixture(scope="module")
