@@ -38,12 +38,8 @@ CLASSES = {  # classes of lcfl 0.1.0 that were named with their module
 RENAMED_CLASSES = {"Choice": "ClusterChoice", "Reference": "GlobalReference"}
 OWN = re.compile(r"lcfl(?:\.\w+)*\.(\w+)")
 
-LATER = (
-    "network_settings",
-    "network_functions",
-    "numbers_kept",
-    "other_groups",
-)  # entries of a description that earlier versions lack
+# Entries of a description that earlier versions lack.
+LATER = ("network_settings", "network_functions", "numbers_kept", "other_groups")
 # Options of later versions, with the value that an earlier description implies.
 IMPLIED = {"similarity": "low_rank_cosine", "before": "upload", "secure": False, "weights": "uniform"}
 

@@ -191,7 +191,7 @@ def _check_readable(entry: os.DirEntry[str], suffixes: tuple[str, ...], owner: s
             raise ValueError(
                 f"{owner}: {entry.path}: this link cannot be followed; restore what it leads to, or remove it"
             )
-        if entry.is_dir() and Path(entry.path).resolve() in Path(entry.path).parent.resolve().joinpath("_").parents:
+        if entry.is_dir() and Path(entry.path).parent.resolve().is_relative_to(Path(entry.path).resolve()):
             raise ValueError(f"{owner}: {entry.path}: this link leads to a folder around itself; remove it")
     if name.endswith(tuple(suffix + packed for suffix in suffixes for packed in PACKED)) and not entry.is_dir():
         raise ValueError(f"{owner}: {entry.path}: it is compressed; unpack it, or take it out of the folder")
