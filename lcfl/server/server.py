@@ -5,7 +5,7 @@ Legend: N clients, K clusters, P + Q length of a model's flat vector.
 
 import itertools
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from lcfl.core.callback import Callback
 from lcfl.core.messages import Downlink, Uplink, unchanged
 from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.distributed.tasks import TrainingResult, TrainingTask
+from lcfl.distributed.tasks import TrainingTask
 from lcfl.distributed.transport import Transport
 from lcfl.methods.clustering.base import Clustering, ExtraRound
 from lcfl.methods.exchange import Exchange
@@ -34,11 +34,12 @@ from lcfl.server.client_table import write_client_table
 from lcfl.server.evaluation import Evaluator
 from lcfl.server.metrics import cluster_metrics, fault_metrics, training_metrics
 from lcfl.server.model_check import ModelCheck
-from lcfl.server.reception import Reception
+from lcfl.server.reception import Received, Reception
 from lcfl.server.remembered import Remembered
 from lcfl.server.round_row import RoundRow
 from lcfl.server.run_log import RunLog
 from lcfl.server.schedule import Schedule
+from lcfl.server.usable_updates import UsableUpdates
 
 __all__ = ["Server"]
 
@@ -88,6 +89,7 @@ class Server:
         self.evaluator = Evaluator(transport, method, data, module, schedule, seed)
         self.row, self.table = RoundRow(), MetricsTable(run_dir / "metrics.csv")
         self.run_log = RunLog(self.row, self.table, loggers, state)
+        self.usable_updates = UsableUpdates(self.table, run_dir, max_update_norm)
         self.remembered = Remembered(callbacks, method, module.layout, transport.module)
         self._check_models = ModelCheck()
 
@@ -148,7 +150,7 @@ class Server:
         """Runs the remaining rounds; returns the final metrics, or none if a signal stopped the run.
 
         Raises:
-            ValueError: if no update of the whole run could be used.
+            ValueError: if no update of the whole run, or of its last rounds, could be used.
         """
         self.call("on_fit_start")
         self.remembered.begin()
@@ -157,6 +159,7 @@ class Server:
             self.warmup_round(warmup_rounds[self.state.round])
         while not self.is_done and not self.stop_signal:
             self.round()
+            self.usable_updates.check_last_rounds()
         if not self.is_interrupted:
             self._check_learned()
         metrics = {} if self.is_interrupted else self.final_metrics()
@@ -170,16 +173,8 @@ class Server:
         A dry run is not checked, because its samples are random, and neither is a run whose clients may have left.
         """
         is_dry = self.schedule.most_clients is not None
-        if self.state.participated.any() or self.state.round <= 0 or self.data.leavers or is_dry:
-            return
-        causes = {
-            "train/failed_clients": "were not finite (set a smaller model.optimizer.lr, unless samples are not finite)",
-            "train/refused_clients": f"were beyond trainer.max_update_norm={self.receive.max_update_norm} (raise it)",
-        }
-        numbers = {name: int(sum(self.table.column(name))) for name in causes}
-        if any(numbers.values()):
-            why = " and ".join(f"{number} {causes[name]}" for name, number in numbers.items() if number)
-            raise ValueError(f"{self.run_dir}: nothing was learned, because no update could be used: {why}.")
+        if not (self.state.participated.any() or self.state.round <= 0 or self.data.leavers or is_dry):
+            self.usable_updates.check_whole_run()
 
     def warmup_round(self, extra: ExtraRound) -> None:
         """Runs a round before training, which has its own number and row."""
@@ -230,7 +225,7 @@ class Server:
                 )
                 for i in clients
             ]
-        uploads = [result.uplink for result in self.train(tasks).values()]
+        uploads = [result.uplink for result in self.train(tasks).results.values()]
         with self.row.timed("cluster"):
             self.call("on_extra_round_end", number, uploads=uploads)
 
@@ -252,7 +247,9 @@ class Server:
         with self.row.timed("send"):
             down = self._sent(exchange, sampled)
             tasks = [TrainingTask(i, state.round, state.clients.for_task(i), down[i]) for i in sampled]
-        results = self.train(tasks, self.schedule.sample_dropouts(self.seed, state.round, sampled))
+        received = self.train(tasks, self.schedule.sample_dropouts(self.seed, state.round, sampled))
+        self.usable_updates.count(received)
+        results = received.results
         with self.row.timed("receive"):
             state.clients.update({i: result.state for i, result in results.items() if result.state is not None})
             state.participated[list(results)] = True
@@ -307,10 +304,10 @@ class Server:
                 )
         return down
 
-    def train(self, tasks: Sequence[TrainingTask], dropped: Collection[int] = ()) -> Mapping[int, TrainingResult]:
-        """Runs the local work of several clients; returns the results that the server can use, by client.
+    def train(self, tasks: Sequence[TrainingTask], dropped: Collection[int] = ()) -> Received:
+        """Runs the local work of several clients; returns what has been received.
 
-        `Reception` leaves out the others. Bytes sent to the clients in `dropped` are counted too, but these clients do
+        Bytes sent to the clients in `dropped` are counted too, but these clients do
         nothing and stay as they were.
         """
         down_bytes = sum(task.downlink.num_bytes for task in tasks)
@@ -330,7 +327,7 @@ class Server:
         self.row.add("comm/down_bytes", down_bytes)
         self.row.add("comm/up_bytes", received.up_bytes)
         self.row.update({"comm/total_bytes": float(self.state.total_bytes)})
-        return received.results
+        return received
 
     def log_evaluation(self) -> None:
         """Evaluates the kinds of model that the schedule names and logs every summary."""

@@ -1,5 +1,6 @@
 """Tests how a run ends whose updates are not finite."""
 
+import csv
 import json
 from math import isnan
 
@@ -30,6 +31,21 @@ def test_a_run_that_could_use_updates_is_resumed_also_if_all_later_ones_are_not_
     assert run.state.participated.sum() == 4
     with pytest.warns(UserWarning, match="4 of 4 clients is not finite"):
         assert lcfl(*HUGE_RATE, "--method.local_update.steps=1", "--trainer.rounds=3", "--ckpt_path=last").metrics
+
+
+def test_a_run_does_not_go_on_after_twenty_rounds_of_which_no_update_could_be_used(tmp_path):
+    """The first round succeeds, because the loss of a single step is that of the initial model."""
+    wanted = (
+        r"^logs/lcfl/version_0: the run does not go on, because in each of the last 20 rounds no update could be used: "
+        r"80 were not finite \(set a smaller model\.optimizer\.lr, unless samples are not finite\)\.$"
+    )
+    with pytest.warns(UserWarning, match="4 of 4 clients is not finite"), pytest.raises(ValueError, match=wanted):
+        lcfl(*HUGE_RATE, "--method.local_update.steps=1", "--trainer.rounds=50")
+    with open(tmp_path / "logs/lcfl/version_0/metrics.csv") as file:
+        failed = [float(row["train/failed_clients"]) for row in csv.DictReader(file)]
+    assert failed == [0] + [4] * 20
+    with pytest.warns(UserWarning, match="not finite"):  # one round less is no error
+        assert lcfl(*HUGE_RATE, "--method.local_update.steps=1", "--trainer.rounds=20").metrics
 
 
 def test_a_run_whose_clients_may_have_left_is_no_error():

@@ -84,8 +84,9 @@ def losing(lost):
 
     class Dropping(lcfl.server.server.Server):
         def train(self, tasks, dropped=()):
-            results = super().train(tasks, dropped)
-            return {client: result for client, result in results.items() if (self.state.round, client) not in lost}
+            received = super().train(tasks, dropped)
+            kept = {i: result for i, result in received.results.items() if (self.state.round, i) not in lost}
+            return replace(received, results=kept)
 
     return Dropping
 
