@@ -12,6 +12,7 @@ from typing import Any, Literal, cast, get_args
 
 import torch
 from lightning.fabric.loggers.logger import Logger
+from lightning.pytorch import Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
 from lcfl.callbacks import Checkpoint, Monitor, Progress
@@ -39,8 +40,11 @@ IN_PLACE = {  # option of lightning.Trainer: what to set in lcfl; nothing if it 
     "min_epochs": ROUNDS,
     "max_steps": ROUNDS,
     "min_steps": ROUNDS,
+    "max_time": "a limit outside, such as `timeout 1h lcfl fit ...`; the run saves a checkpoint before it ends",
     "limit_train_batches": "steps of method.local_update",
     "limit_val_batches": "trainer.evaluate_clients",
+    "limit_test_batches": "trainer.evaluate_clients",
+    "num_sanity_val_steps": "trainer.fast_dev_run",
     "check_val_every_n_epoch": "trainer.evaluate_every",
     "val_check_interval": "trainer.evaluate_every",
     "gradient_clip_val": CLIPPING,
@@ -50,6 +54,7 @@ IN_PLACE = {  # option of lightning.Trainer: what to set in lcfl; nothing if it 
     "log_every_n_steps": "",  # every round is logged
     "deterministic": "",  # equal commands give equal bits
 }
+NO_COUNTERPART = "This option of lightning.Trainer has no counterpart in lcfl; leave it out."
 ONLY_STEPS = " Models are exchanged and aggregated in float32; only the arithmetic of a step may be narrower."
 
 
@@ -204,7 +209,7 @@ class Settings(CheckedFields):
 def in_place_of(name: str) -> str:
     """Returns a sentence about what to set in place of an option of lightning.Trainer; empty for any other name."""
     if name not in IN_PLACE:
-        return ""
+        return f" {NO_COUNTERPART}" if name in signature(Trainer).parameters else ""
     if not IN_PLACE[name]:
         return " Leave this option of lightning.Trainer out: lcfl logs every round, and equal commands give equal bits."
     return f" In place of this option of lightning.Trainer, set {IN_PLACE[name]}."

@@ -96,6 +96,7 @@ def test_objects_that_are_not_callbacks_or_loggers_are_named(settings, message):
             r"In place of this option of lightning.Trainer, set trainer\.rounds; .* epochs of method\.local_up",
         ),
         ("gradient_clip_val", r"In place of this option of lightning.Trainer, set an optimizer that clips gradients"),
+        ("plugins", r"This option of lightning.Trainer has no counterpart in lcfl; leave it out\.$"),
         ("round", r"Did you mean rounds\?$"),
         ("nothing", "$"),
     ],
