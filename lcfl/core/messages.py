@@ -1,13 +1,13 @@
 """The messages between server and clients, and their sizes in bytes."""
 
 import cmath
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["Downlink", "Uplink", "all_finite", "unchanged"]
+__all__ = ["Downlink", "Uplink", "all_finite", "unchanged", "uploads_unchanged"]
 
 
 def _num_bytes(payload: Mapping[str, Tensor]) -> int:
@@ -86,8 +86,21 @@ def unchanged(payloads: Iterable[Mapping[str, Tensor]], error: type[ValueError],
         by: who the block is, for the error message.
         why: what the tensor is besides, for the error message.
     """
-    versions = [(name, tensor, tensor._version) for payload in payloads for name, tensor in payload.items()]
+    versions = [(name, each, each._version) for payload in payloads for name, each in payload.items()]
     yield
     for name, tensor, version in versions:
         if tensor._version != version:
             raise error(f"{by} changed {name!r} of {why}. Change a clone of it.")
+
+
+@contextmanager
+def uploads_unchanged(uploads: Sequence[Uplink], by: str) -> Iterator[None]:
+    """Checks that the block changes in place no upload, and no message that an upload answers; see `unchanged`."""
+    sent = [each.answers.payload for each in uploads if each.answers is not None]
+    why = "an upload in place, which may be the model that the client keeps"
+    why_sent = "a message to a client in place, which is a part of state.global_model or state.centres"
+    with (
+        unchanged([each.payload for each in uploads], ValueError, by, why),
+        unchanged(sent, ValueError, by, why_sent),
+    ):
+        yield

@@ -29,7 +29,12 @@ def add_models(total: Tensor, models: Sequence[Tensor], factors: Sequence[float]
     Works through the entries part by part and adds all models to a part before it continues with the next part. The
     result has the same bits as without parts, but `total` is read and written only once. Parts of large models are
     computed by several threads.
+
+    Raises:
+        ValueError: for a model of another shape, which would be added up as something else.
     """
+    if wrong := next((list(model.shape) for model in models if model.shape != total.shape), None):
+        raise ValueError(f"got a model of shape {wrong} in a mean of models of shape {list(total.shape)}.")
 
     def add_block(begin: int) -> None:
         part = total[begin : begin + BLOCK]

@@ -6,7 +6,8 @@ Shapes: N clients, C classes, S samples in all.
 import hashlib
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lcfl.core.part_words import beyond_repr
 from lcfl.core.validation import abbreviated
 from lcfl.data.faults import ClientFault, FaultyClients
 from lcfl.data.partition.base import Indices
@@ -99,7 +101,7 @@ class Population:
 
     def _faults_in_words(self) -> dict[int, list[str]]:
         """Returns the faults of each faulty client as text, without the list of their clients."""
-        return {client: [repr(replace(each, clients=())) for each in own] for client, own in self.faulty.items()}
+        return {client: list(map(_in_words, own)) for client, own in self.faulty.items()}
 
     def alone(self, client: int, number: int, num_clients: int) -> "Population":
         """Returns the population as the machine of one client sees it: all other clients have no samples.
@@ -205,6 +207,7 @@ class Population:
                 digest.update(np.ascontiguousarray(indices, dtype="<i8").data)
         if self.views is not None:
             digest.update(repr(self.views).encode())
+            digest.update("".join(map(beyond_repr, chain.from_iterable(self.views))).encode())
         if self.newcomers:
             digest.update(f"newcomers:{self.newcomers}".encode())
         if len(self.proxy):
@@ -296,6 +299,12 @@ class Population:
             "test": {name: _lists_or_one(lists) for name, lists in self.test.items()},
             "proxy": self.proxy.tolist(),
         }
+
+
+def _in_words(fault: ClientFault) -> str:
+    alone = copy(fault)  # dataclasses.replace would call the constructor, which a subclass may have of its own
+    object.__setattr__(alone, "clients", ())
+    return repr(alone) + beyond_repr(alone)
 
 
 def _lengths(lists: list[Indices]) -> Indices:

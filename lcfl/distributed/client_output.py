@@ -12,7 +12,7 @@ from torch import Tensor
 from lcfl.core.metric_names import is_reserved
 from lcfl.methods.local.training import LocalOutput
 
-__all__ = ["ClientError", "ClientOutputError", "ClientTimeoutError", "check_output", "check_payload"]
+__all__ = ["ClientError", "ClientOutputError", "ClientTimeoutError", "check_output", "check_payload", "check_returned"]
 
 
 class ClientError(RuntimeError):
@@ -59,6 +59,9 @@ def check_output(name: str, output: object, size: int, may_be_empty: bool = Fals
             f"{name} returned {_described(memory)} as memory; it must be None or a vector of torch.float32 that is not "
             "empty."
         )
+    for field in ("model", "memory", "loss"):
+        if isinstance(value := getattr(output, field), Tensor) and value.requires_grad:
+            raise ClientOutputError(f"{name} returned a {field} that requires a gradient; return {field}.detach().")
     if not isinstance(output.logged, Mapping):
         raise ClientOutputError(f"{name} returned {_described(output.logged)} as logged; it must be a mapping.")
     for field in output.logged:
@@ -86,6 +89,21 @@ def check_payload(name: str, payload: object) -> None:
     for key, value in payload.items():
         if not isinstance(value, Tensor) or value.layout != torch.strided:
             raise ClientOutputError(f"{name} uploads {_described(value)} as {key!r}; it must be a dense tensor.")
+
+
+def check_returned(name: str, value: object, kind: type) -> None:
+    """Checks the type of what a method of an exchange returned.
+
+    Args:
+        name: the class and its method.
+        value: what it returned.
+        kind: the type that it must have.
+
+    Raises:
+        ClientOutputError: if it has another type.
+    """
+    if not isinstance(value, kind):
+        raise ClientOutputError(f"{name} returned {_described(value)}; it must return a {kind.__name__}.")
 
 
 def _described(value: object) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lcfl.core.messages import Downlink
+from lcfl.core.messages import Downlink, unchanged
 from lcfl.data.faults import ClientFault
 from lcfl.distributed.client_output import ClientOutputError
 from lcfl.methods.local.training import LocalOutput
@@ -43,11 +43,14 @@ def as_sent(
         return output
     parameters = honest = trained[:num_parameters]
     for fault in faults:
-        parameters = fault.sent(parameters, received[:num_parameters], before, draw)
+        given = {"trained": parameters, "received": received} | ({} if before is None else {"before": before})
+        name = f"data.faults: {type(fault).__name__}.sent"
+        with unchanged([given], ClientOutputError, name, "its arguments in place, which are still needed"):
+            parameters = fault.sent(parameters, received[:num_parameters], before, draw)
         if not isinstance(parameters, Tensor) or parameters.shape != honest.shape or parameters.dtype != honest.dtype:
             got = getattr(parameters, "dtype", type(parameters).__name__), list(getattr(parameters, "shape", ()))
             raise ClientOutputError(
-                f"data.faults: {type(fault).__name__}.sent returned {got[0]} of shape {got[1]}; it must return a "
+                f"{name} returned {got[0]} of shape {got[1]}; it must return a "
                 f"tensor of torch.float32 and shape [{num_parameters}]."
             )
     if parameters is honest:

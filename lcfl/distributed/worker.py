@@ -6,6 +6,7 @@ Legend: P + Q length of a model's flat vector.
 import copy
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,21 +18,27 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 
 from lcfl.core import rng
-from lcfl.core.clients import ClientState
+from lcfl.core.clients import VECTORS, ClientState
 from lcfl.core.messages import Downlink, Uplink, unchanged
 from lcfl.core.validation import abbreviated, shortened
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.data.samples import Samples
 from lcfl.data.spec import SampleSpec
 from lcfl.distributed.client_deadline import ClientDeadline, ClientTookTooLong
-from lcfl.distributed.client_output import ClientOutputError, ClientTimeoutError, check_output, check_payload
+from lcfl.distributed.client_output import (
+    ClientOutputError,
+    ClientTimeoutError,
+    check_output,
+    check_payload,
+    check_returned,
+)
 from lcfl.distributed.faulty_client import as_sent
 from lcfl.distributed.tasks import Failure, TrainingResult, TrainingTask
 from lcfl.engines import ChosenEngine, SequentialEngine, make_engine
 from lcfl.methods.local.batch_order import samples_per_epoch
 from lcfl.methods.local.training import LocalData, LocalOutput
 from lcfl.methods.method import Method
-from lcfl.models.metrics import accuracy, weight_in_loss
+from lcfl.models.metrics import accuracy, counted_targets, weight_in_loss
 from lcfl.models.module import FederatedModule
 
 __all__ = ["ScoringTask", "Worker", "blank_output", "details_of", "measure", "most_outputs"]
@@ -167,27 +174,30 @@ class Worker:
         data = LocalData(indices, self.data.batch_size, self.seed, task.client, self.data.drop_last, task.round)
         engine.samples, engine.buffers = self.data.trained_on(task.client, task.round), task.state.buffers
         exchange = task.exchange or self.method.exchange
-        downlink = exchange.at_client(task.downlink, task.state, engine.layout)
-        why = "the downlink in place, which other clients get, too"
-        with (
-            engine.seeded(self.seed, "local", task.round, task.client),
-            unchanged([downlink.payload], ClientOutputError, type(local_update).__name__, why),
-        ):
-            output: LocalOutput = local_update(task.state, downlink, data, engine)
-        if self._frozen is not None:
-            self._check_frozen()
-        check_output(
-            type(local_update).__name__, output, engine.layout.size, may_be_empty=task.local_update is not None
-        )
-        draw = rng.generator(self.seed, "upload", task.round, task.client, *([task.extra] if task.extra else []))
-        model = output.model if exchange.keeps_model else None
-        own = engine.buffers if engine.module.keeps_buffers else None
-        memory = task.state.memory if output.memory is None else output.memory
-        state = ClientState(model, output.consumed, own, memory=memory)
-        is_faulty = task.client in self.data.population.faulty
-        sent, state = self._corrupted(output, state, downlink, task) if is_faulty else (output, state)
-        payload = exchange.encode(sent, task.downlink, engine.layout, draw)
-        check_payload(type(exchange).__name__, payload)
+        with engine.seeded(self.seed, "local", task.round, task.client):
+            with _unchanged(task, type(exchange).__name__):
+                downlink = exchange.at_client(task.downlink, task.state, engine.layout)
+            check_returned(f"{type(exchange).__name__}.at_client", downlink, Downlink)
+            with _unchanged(task, type(local_update).__name__, downlink):
+                output: LocalOutput = local_update(task.state, downlink, data, engine)
+            if self._frozen is not None:
+                self._check_frozen()
+            check_output(
+                type(local_update).__name__, output, engine.layout.size, may_be_empty=task.local_update is not None
+            )
+            address = task.round, task.client, *([task.extra] if task.extra else [])
+            rng.seed_all(self.seed, "send", *address)  # what the user's exchange draws depends on no engine
+            model = output.model if exchange.keeps_model else None
+            own = engine.buffers if engine.module.keeps_buffers else None
+            memory = task.state.memory if output.memory is None else output.memory
+            state = ClientState(model, output.consumed, own, memory=memory)
+            is_faulty = task.client in self.data.population.faulty
+            sent, state = self._corrupted(output, state, downlink, task) if is_faulty else (output, state)
+            with _unchanged(task, type(exchange).__name__, output=output):
+                payload = exchange.encode(
+                    sent, task.downlink, engine.layout, rng.generator(self.seed, "upload", *address)
+                )
+            check_payload(type(exchange).__name__, payload)
         uplink = Uplink(task.client, payload, len(indices))
         result = TrainingResult.of(uplink, output, state, bool(exchange.noises))
         return replace(result, state=task.state) if result.is_noisy and result.diverged else result
@@ -262,6 +272,22 @@ class Worker:
             yield batch
 
 
+@contextmanager
+def _unchanged(
+    task: TrainingTask, by: str, downlink: Downlink | None = None, output: LocalOutput | None = None
+) -> Iterator[None]:
+    """Refuses a part of a method that changes in place what a client has received, what it keeps or what it returns."""
+    received = [task.downlink.payload, *([] if downlink is None else [downlink.payload])]
+    kept = {name: each for name in VECTORS if (each := getattr(task.state, name)) is not None}
+    made = {} if output is None else {"model": output.model, **output.extras}
+    with (
+        unchanged(received, ClientOutputError, by, "the downlink in place, which other clients get, too"),
+        unchanged([kept], ClientOutputError, by, "the client's state in place, which it has in an evaluation, too"),
+        unchanged([made], ClientOutputError, by, "the local update's output in place, which the client may keep"),
+    ):
+        yield
+
+
 def _is_check_of_lcfl(error: Exception) -> bool:
     """Returns whether lcfl itself raised an exception, so that its message says everything.
 
@@ -300,15 +326,19 @@ def measure_once(module: FederatedModule, outputs: Tensor, targets: Tensor) -> d
     """Returns the same as `measure` for a single batch, in less time if accuracy is the only metric."""
     if not module.has_accuracy_alone or outputs.dim() != targets.dim() + 1:
         return measure(module, [(outputs, targets)])
-    if not weight_in_loss(module.loss, targets):
+    if not counted_targets(module.loss, targets).numel():
         return {}
-    return {"loss": float(module.loss(outputs, targets)), "acc": accuracy(outputs, targets, module.loss)}
+    has_loss = weight_in_loss(module.loss, targets) > 0
+    loss = {"loss": float(module.loss(outputs, targets))} if has_loss else {}
+    return loss | {"acc": accuracy(outputs, targets, module.loss)}
 
 
 def measure(
     module: FederatedModule, batches: Iterable[tuple[Tensor, Tensor]], metrics: MetricCollection | None = None
 ) -> dict[str, float]:
     """Returns the loss and every metric of the module, by name; nothing if the loss ignores all targets.
+
+    If the classes of all targets have a weight of 0, only the loss is missing.
 
     Args:
         module: the loss and the metrics. One that needs more than a single sample is left out for a single sample.
@@ -319,20 +349,23 @@ def measure(
     metrics.reset()
     losses: list[float] = []
     weights: list[float] = []
-    number = 0
+    number = counted = 0
     for outputs, targets in batches:
         metrics.update(module.measured(outputs), targets)
         losses.append(float(module.loss(outputs, targets)))
         weights.append(weight_in_loss(module.loss, targets))
         number += len(targets)
-    if not sum(weights):
+        counted += counted_targets(module.loss, targets).numel()
+    if not counted:
         return {}
-    loss = losses[0] if len(losses) == 1 else _weighted_mean(losses, weights)
+    loss = {}
+    if sum(weights):
+        loss["loss"] = losses[0] if len(losses) == 1 else _weighted_mean(losses, weights)
     try:
         values: Mapping[str, Tensor] = metrics.compute()
     except Exception:
         values = dict(_computable(metrics, number))
-    return {"loss": loss, **{name: float(value) for name, value in values.items()}}
+    return {**loss, **{name: float(value) for name, value in values.items()}}
 
 
 def _weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:

@@ -330,8 +330,8 @@ class StackedEngine(SequentialEngine):
         embeddings = [each.embedding for each in pulls if each.embedding is not None]
         corrections = [each.correction for each in pulls if each.correction is not None]
         return Pulls(
-            self._stack(centres) if centres and self.module.cluster_weight > 0 else None,
-            self._stack(embeddings) if embeddings and self.module.global_weight > 0 else None,
+            self._stack(centres) if centres else None,  # also with weights of 0: a term of the user's may read them
+            self._stack(embeddings) if embeddings else None,
             self._stack(corrections) if corrections else None,
         )
 

@@ -1,5 +1,6 @@
 """Checks that the parts of a run fit together, before data are loaded."""
 
+import pickle
 from collections.abc import Sequence
 from numbers import Integral
 
@@ -14,10 +15,11 @@ from lcfl.federation.effects import warn_of_idle_pulls, warn_of_method, warn_of_
 from lcfl.federation.module_checks import check_module, check_rate, warn_of_large_steps
 from lcfl.methods.clustering import Clustering
 from lcfl.methods.compatibility import check_rounds, check_start
+from lcfl.methods.local.training import LocalUpdate
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
 
-__all__ = ["check_callbacks", "check_method", "check_parts", "number_of_clients"]
+__all__ = ["check_callbacks", "check_method", "check_parts", "check_sendable", "number_of_clients"]
 
 
 def number_of_clients(option: str, wanted: int | float, num_clients: int, num_newcomers: int = 0) -> int:
@@ -113,3 +115,18 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
     warn_of_idle_pulls(method, module)
     warn_of_missing_weights(method, module)
     warn_of_large_steps(module, optimizer, (*method.exchange.sends, *method.local_update.adds))
+
+
+def check_sendable(local_update: LocalUpdate) -> None:
+    """Refuses a local update that cannot go from process to process, as it does for an evaluation after it.
+
+    Raises:
+        ValueError: if its class, or what it holds, is not found by its name, like that of a class in a function.
+    """
+    try:
+        pickle.dumps(local_update)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"method.local_update: {type(local_update).__name__} cannot go from process to process ({error}). Define "
+            "it in a module or a script, and not in a function, or set trainer.devices to 1."
+        ) from error

@@ -15,7 +15,7 @@ from lcfl.distributed.meeting import check_meeting
 from lcfl.distributed.placement import Placement, resolve_placement
 from lcfl.distributed.transport import Transport
 from lcfl.engines import ChosenEngine, choose_engine
-from lcfl.federation.checks import check_method, check_parts, number_of_clients
+from lcfl.federation.checks import check_method, check_parts, check_sendable, number_of_clients
 from lcfl.federation.effects import (
     warn_of_idle_clusterings,
     warn_of_idle_faults,
@@ -176,6 +176,8 @@ class Federation(Settings):
                 self.device_type, self.devices, self.num_nodes, self.strategy, most=schedule.clients_per_round
             )
             check_meeting(placement)
+            if placement.strategy == "ddp_fork":
+                check_sendable(method.local_update)
         else:
             placement = Placement(1, 1, "auto")
         fabric = Fabric(

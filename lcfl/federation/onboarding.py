@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -169,7 +170,7 @@ class Onboarding:
         """
         state, method, layout, population = self.state, self.method, self.module.layout, self.data.population
         newcomer = Newcomer(client, self.transport, state, layout)
-        cluster = method.clustering[0].place_newcomer(newcomer, state) if method.is_clustered else None
+        cluster = self._placed(newcomer) if method.is_clustered else None
         if client >= state.num_clients:
             state = state.grown(client + 1)
         state.assignment[client] = cluster or 0
@@ -189,6 +190,21 @@ class Onboarding:
         joined = OnboardedClient(client, group, cluster, newcomer.down_bytes, newcomer.up_bytes, name)
         self._joined.append(joined)
         return joined
+
+    def _placed(self, newcomer: Newcomer) -> int:
+        """Returns the cluster of a newcomer, as the clustering, which may be the user's own, says.
+
+        Raises:
+            ValueError: if this is not the number of a cluster.
+        """
+        clustering, most = self.method.clustering[0], self.state.num_clusters - 1
+        cluster: object = clustering.place_newcomer(newcomer, self.state)
+        if not isinstance(cluster, Integral) or not 0 <= int(cluster) <= most:
+            raise ValueError(
+                f"{type(clustering).__name__}.place_newcomer: got {cluster!r}; it must return the number of a cluster, "
+                f"from 0 to {most}."
+            )
+        return int(cluster)
 
     def result(self, path: Path) -> OnboardingResult:
         """Returns how all newcomers have fared.

@@ -154,6 +154,7 @@ class Session:
     def _fit(self, fabric: Fabric, transport: Transport, new_store: NewStore) -> dict[str, Any]:
         run = self._locked()
         try:
+            self._forget()
             self._check_monitors()  # first, because a callback keeps what it remembers only if its monitor is the same
             state = self._initial_state(new_store) if run is None else self._resumed_state(new_store)
             run = run or RunDirectory.claim(self.settings.root, self.settings.name)
@@ -213,6 +214,7 @@ class Session:
 
     def _evaluate(self, fabric: Fabric, transport: Transport, new_store: NewStore) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
+            self._forget()
             state = self._resumed_state(new_store)
             server = self._server(fabric, transport, state, Path(folder), [])
             kinds = self.schedule.evaluated_kinds(self.method.exchange, is_final=True)
@@ -223,8 +225,6 @@ class Session:
         return {"metrics": metrics, "signal": 0}
 
     def _initial_state(self, new_store: NewStore) -> FederationState:
-        for callback in self._callbacks:
-            callback.forget()
         return FederationState.create(
             self.module.initial_model(self.settings.seed),
             self.data.num_clients,
@@ -248,7 +248,7 @@ class Session:
 
     def _read(self, resumed: Path, new_store: NewStore) -> FederationState:
         """Returns the state of a checkpoint if its configuration is the same."""
-        now = self._identity()
+        now = self._identity
         apart = {"frozen", "code"}  # the values of the checkpoint are used; changed code gives a warning
         if now["init_from"] is None and checkpoint.read_manifest(resumed)["round"] > 0:
             apart.add("init_from")  # all models are in the checkpoint, and the file may be gone
@@ -286,11 +286,14 @@ class Session:
             loaded.restore(self._callbacks, self.method.aggregation.remembers)
         return loaded.state
 
-    def _identity(self) -> dict[str, Any]:
-        """Returns everything that decides the bits of a run.
+    def _forget(self) -> None:
+        """Brings callbacks and clusterings into the state in which the `_identity` describes them."""
+        for callback in self._callbacks:
+            callback.forget()
 
-        Rounds, ranks, loggers, watching callbacks and paths may change.
-        """
+    @functools.cached_property
+    def _identity(self) -> dict[str, Any]:
+        """Everything that decides the bits of a run, and not rounds, ranks, loggers, watching callbacks or paths."""
         identity = {
             "seed": self.settings.seed,
             "data": self.data.samples.fingerprint(),
@@ -327,7 +330,7 @@ class Session:
             schedule=self.schedule,
             state=state,
             seed=self.settings.seed,
-            identity=self._identity(),
+            identity=self._identity,
             run_dir=path,
             callbacks=self._callbacks,
             loggers=loggers,

@@ -134,7 +134,10 @@ class Admission:
                 pairs = "; ".join(f"{name}: {told['spec'][name]}, and {member.spec[name]} there" for name in names)
                 return f"its samples look different from those of {member.name} ({pairs}); change its data section"
             if member.name == told["name"]:
-                return f"its name {member.name} is taken; give it another one"
+                return (
+                    f"its name {member.name} is taken by another node of the run; give it another one. If it is that "
+                    "node, restarted without keys: Flower knows it only by its keys, so it cannot come back"
+                )
         return ""
 
 

@@ -87,7 +87,12 @@ class Method(CheckedFields):
 
     def warmup_rounds(self, num_clients: int) -> list[ExtraRound]:
         """Returns the warm-up rounds that the clusterings need."""
-        return [extra for clustering in self.clustering for extra in clustering.warmup_rounds(num_clients)]
+        rounds = []
+        for clustering in self.clustering:
+            for extra in clustering.warmup_rounds(num_clients):
+                extra.check(f"{type(clustering).__name__}.warmup_rounds", num_clients)
+                rounds.append(extra)
+        return rounds
 
     @property
     def is_clustered(self) -> bool:

@@ -12,6 +12,7 @@ from lcfl.core.validation import check_instance
 
 __all__ = [
     "CLASS_LOSSES",
+    "counted_targets",
     "accuracy",
     "ignore_index",
     "keep_apart",
@@ -124,11 +125,19 @@ def _never() -> bool:
     return False
 
 
-def weight_in_loss(loss: nn.Module, targets: Tensor) -> float:
-    """Returns the weight of a batch in the mean of a loss: its samples or, of classes, those that the loss counts."""
+def counted_targets(loss: nn.Module, targets: Tensor) -> Tensor:
+    """Returns the targets that a loss does not ignore."""
     ignored = ignore_index(loss)
-    if ignored is None or targets.is_floating_point():
+    return targets if ignored is None or targets.is_floating_point() else targets[targets != ignored]
+
+
+def weight_in_loss(loss: nn.Module, targets: Tensor) -> float:
+    """Returns the weight of a batch in the mean of a loss: its samples or, of classes, those that the loss counts.
+
+    The weights of classes count only for the losses of torch: a loss of the user's own may call anything ``weight``.
+    """
+    if ignore_index(loss) is None or targets.is_floating_point():
         return len(targets)
-    counted = targets[targets != ignored]
-    weight = getattr(loss, "weight", None)  # of each class; a loss of the user's own may call something else so
-    return float(weight[counted].sum()) if isinstance(weight, Tensor) and weight.dim() == 1 else counted.numel()
+    counted = counted_targets(loss, targets)
+    weight = loss.weight if isinstance(loss, CLASS_LOSSES) else None
+    return counted.numel() if weight is None else float(weight[counted].sum())

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from lcfl.core import rng
 from lcfl.core.earlier_versions import is_implied, public_name
 from lcfl.core.metric_names import Reported
+from lcfl.core.part_words import attributes_beyond_fields
 from lcfl.models.module import FederatedModule
 
 __all__ = ["added_attributes", "describe", "describe_module", "differences", "needed_for"]
@@ -53,7 +54,8 @@ def describe(value: Any) -> Any:
         return _path_of(value)
     name = _path_of(type(value))
     if dataclasses.is_dataclass(value):
-        names = [item.name for item in dataclasses.fields(value)]
+        names = [*(item.name for item in dataclasses.fields(value)), *attributes_beyond_fields(value)]
+        names += [] if "__dataclass_fields__" in vars(type(value)) else _kept_privately(value)
     else:
         names = sorted(key for key in getattr(value, "__dict__", {}) if not key.startswith("_"))
         names += _kept_privately(value)

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lcfl.core.clients import ClientState
+from lcfl.core.messages import Uplink
 from lcfl.core.state import FederationState
 from lcfl.data.population import Population
-from lcfl.distributed.client_output import ClientOutputError
+from lcfl.distributed.client_output import ClientOutputError, check_returned
 from lcfl.distributed.tasks import Lost, TrainingResult, TrainingTask
 from lcfl.methods.exchange import Exchange
 from lcfl.methods.method import Method
@@ -70,7 +71,7 @@ class Reception:
                 stacklevel=3,
             )
         decoded = [(task, self._decoded(task, result)) for task, result in finite]
-        kept = self._within_limit(state.round, decoded)
+        kept = self._within_limit(state, decoded)
         diverged = [task for task, result in kept if result.is_noisy and result.diverged]
         for task in diverged:
             warnings.warn(
@@ -94,16 +95,20 @@ class Reception:
         payload = self._exchange(task).decode(result.uplink.payload, task.downlink, self.layout)
         return replace(result, uplink=replace(result.uplink, payload=payload, answers=task.downlink))
 
+    def _norm(self, state: FederationState, task: TrainingTask, result: TrainingResult) -> float:
+        """Returns the norm of an update, as it was sent or, if this has no model, as the server reads it."""
+        exchange, uplink = self._exchange(task), result.uplink
+        if exchange.change_of(uplink.payload, task.downlink, self.layout) is None:
+            uplink = exchange.at_server(uplink, state, self.layout)
+        return exchange.update_norm(uplink.payload, task.downlink, self.layout)
+
     def _within_limit(
-        self, number: int, decoded: list[tuple[TrainingTask, TrainingResult]]
+        self, state: FederationState, decoded: list[tuple[TrainingTask, TrainingResult]]
     ) -> list[tuple[TrainingTask, TrainingResult]]:
         """Returns the results whose updates do not have a larger norm than the limit."""
         if self.max_update_norm is None:
             return decoded
-        norms = [
-            self._exchange(task).update_norm(result.uplink.payload, task.downlink, self.layout)
-            for task, result in decoded
-        ]
+        norms = [self._norm(state, task, result) for task, result in decoded]
         far = {
             task.client: norm
             for (task, _), norm in zip(decoded, norms, strict=True)
@@ -111,7 +116,7 @@ class Reception:
         }
         if far:
             warnings.warn(
-                f"round {number}: {len(far)} updates have norms up to {max(far.values()):.3g}, beyond "
+                f"round {state.round}: {len(far)} updates have norms up to {max(far.values()):.3g}, beyond "
                 f"trainer.max_update_norm={self.max_update_norm} ({self.population.listed(far)}); these clients are "
                 "left out of this round.",
                 stacklevel=4,
@@ -131,6 +136,7 @@ class Reception:
         elif own.model is not None:  # otherwise a host keeps the state, or clients keep no model
             own = exchange.as_received(own, payload)
         uplink = exchange.at_server(result.uplink, state, self.layout)
+        check_returned(f"{type(exchange).__name__}.at_server", uplink, Uplink)
         if missing := [name for name in exchange.returns if name not in uplink.payload]:
             raise ClientOutputError(
                 f"{task.named(self.population.called)}: {type(exchange).__name__} uploads "

@@ -6,7 +6,7 @@ Legend: N clients, K clusters, P + Q length of a model's flat vector.
 import itertools
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from lightning.fabric.loggers.logger import Logger
 
 from lcfl.core import rng
 from lcfl.core.callback import Callback
-from lcfl.core.messages import Downlink, Uplink, unchanged
+from lcfl.core.messages import Downlink, Uplink, uploads_unchanged
 from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.tasks import TrainingTask
@@ -43,7 +43,6 @@ from lcfl.server.usable_updates import UsableUpdates
 
 __all__ = ["Server"]
 
-CLUSTERING_HOOKS = ("on_extra_round_end", "on_round_end", "on_aggregated")
 MOST_EXTRA_ROUNDS = 10_000  # before one training round; more than any clustering needs
 
 
@@ -135,16 +134,16 @@ class Server:
         The `number` tells apart several calls in a round.
         """
         uploads = arguments.get("uploads", ())
-        if hook not in CLUSTERING_HOOKS:
-            with _unchanged(uploads, f"a callback in {hook}"):
-                self.fabric.call(hook, server=self, state=self.state, **arguments)
-            return
-        by = ", ".join(type(each).__name__ for each in self.method.clustering) or hook
-        draws = rng.seeded(self.seed, hook, self.state.round, number)  # the user's may draw from global generators
-        with draws, _unchanged(uploads, f"{by} or a callback in {hook}"):
+        shaping = [type(each).__name__ for each in self.callbacks if each.shapes_result and hasattr(each, hook)]
+        by = ", ".join(shaping) or f"a callback in {hook}"
+        # The user's may draw from global generators. A resumed run draws in on_fit_start what the whole run drew.
+        address = 0 if hook == "on_fit_start" else self.state.round, number
+        draws = rng.seeded(self.seed, hook, *address) if shaping else nullcontext()
+        with draws, uploads_unchanged(uploads, f"{by} or a callback in {hook}" if shaping else by):
             self.fabric.call(hook, server=self, state=self.state, **arguments)
-        self._check_models(self.state, by)
-        self.state.check_assignment(by)
+        if shaping or hook == "on_aggregated":
+            self._check_models(self.state, by)
+            self.state.check_assignment(by)
 
     def fit(self) -> dict[str, float]:
         """Runs the remaining rounds; returns the final metrics, or none if a signal stopped the run.
@@ -195,6 +194,7 @@ class Server:
                 extra = clustering.extra_round(self.state, sampled)
             if extra is None:
                 return
+            extra.check(f"{type(clustering).__name__}.extra_round", self.state.num_clients)
             yield extra
         raise RuntimeError(
             f"{type(clustering).__name__}.extra_round: requested {MOST_EXTRA_ROUNDS} rounds before round "
@@ -279,7 +279,7 @@ class Server:
         """Sets the new models from the uploads of the round, as the exchange lets the aggregation read them."""
         state, name = self.state, type(self.method.aggregation).__name__
         read = self.method.exchange.before_aggregation(uploads, self.layout, self.seed, state.round)
-        with rng.seeded(self.seed, "aggregation", state.round), _unchanged(read, name):
+        with rng.seeded(self.seed, "aggregation", state.round), uploads_unchanged(read, name):
             returned: object = self.method.aggregation(state, read, self.layout)
         if returned is not None and returned is not state:
             raise ValueError(
@@ -302,6 +302,11 @@ class Server:
                     f"{type(exchange).__name__}.down: got {type(sent).__name__}; it must return a "
                     "lcfl.core.messages.Downlink."
                 )
+            if unnamed := [name for name in sent.payload if name not in exchange.sends]:
+                raise ValueError(
+                    f"{type(exchange).__name__}.down: sends {unnamed[0]!r}, which its sends does not name "
+                    f"({', '.join(exchange.sends) or 'nothing'})."
+                )
         return down
 
     def train(self, tasks: Sequence[TrainingTask], dropped: Collection[int] = ()) -> Received:
@@ -314,7 +319,8 @@ class Server:
         tasks = [task for task in tasks if task.client not in dropped]
         with self.row.timed("local"):
             answers = self.transport.train(tasks)
-        with self.row.timed("receive"):
+        extra = tasks[0].extra if tasks else 0
+        with self.row.timed("receive"), rng.seeded(self.seed, "receive", self.state.round, extra):
             received = self.receive(self.state, tasks, answers)
         self.state.total_bytes += down_bytes + received.up_bytes
         if not any(task.extra for task in tasks):  # the row of a training round has that round's loss alone
@@ -384,8 +390,3 @@ class Server:
         """Writes the row of round `number`, which began at `begin`, and notifies the callbacks."""
         with self.run_log.finished_row(number, begin) as row:
             self.call("on_round_logged", row=row)
-
-
-def _unchanged(uploads: Sequence[Uplink], by: str) -> AbstractContextManager[None]:
-    why = "an upload in place, which may be the model that the client keeps"
-    return unchanged([each.payload for each in uploads], ValueError, by, why)

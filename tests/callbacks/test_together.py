@@ -93,3 +93,21 @@ def test_summary_of_a_shorter_run_is_removed_while_it_is_extended(tmp_path):
     with pytest.raises(KeyError, match="on purpose"):
         run(tmp_path, 4, Breaks(), ckpt_path="last")
     assert not (first.path / "summary.json").exists()
+
+
+class Remembering(Callback):
+    """Counts in a public attribute, which `forget` makes."""
+
+    shapes_result = True
+
+    def forget(self):
+        self.seen = []
+
+    def on_aggregated(self, server, state):
+        self.seen.append(state.round)
+
+
+def test_what_forget_makes_is_no_setting_that_has_changed_when_a_run_is_resumed(tmp_path):
+    run(tmp_path, 1, Remembering())
+    run(tmp_path, 2, Remembering(), ckpt_path="last")
+    run(tmp_path, 3, Remembering(), ckpt_path="last")  # the identity in the second checkpoint is the same

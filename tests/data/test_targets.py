@@ -193,7 +193,7 @@ def small(targets):
 @pytest.mark.parametrize(
     ("made", "targets", "words"),
     [
-        (module(), torch.zeros(6), r"targets \[2\].*must return outputs in the shape of the targets"),
+        (module(), torch.zeros(6), r"targets \[2\].*give the targets the shape \[n, 1\]"),
         (module(partial(nn.Linear, 2, 3)), torch.zeros(6, 1), "must return outputs in the shape of the targets"),
         (
             module(report="acc"),

@@ -7,8 +7,18 @@ import torch
 from torch import nn
 
 from lcfl.models.module import FederatedModule
+from lcfl.models.pulls import Pulls
 from tests.engines.networks import Inner
-from tests.engines.pairs import assert_same_training, stacked_pair
+from tests.engines.pairs import (
+    SIZES,
+    assert_same_runs,
+    assert_same_training,
+    batches_of,
+    both,
+    model_of,
+    near,
+    stacked_pair,
+)
 
 
 class Aliased(nn.Module):
@@ -46,3 +56,23 @@ class Shaped(FederatedModule):
 
 def test_a_loss_and_a_logged_value_of_one_entry():
     assert_same_training(stacked_pair(Inner, (7,), kind=Shaped))
+
+
+class OwnPull(FederatedModule):
+    """Pulls by a weight of its own; those of lcfl are 0."""
+
+    def regularizer(self):
+        if self.pulls.centre is None or self.pulls.embedding is None:
+            return 0.0
+        parameters = torch.cat([each.flatten() for each in self.trained_parameters()])
+        return 0.3 * (parameters - self.pulls.centre).square().sum() + 0.2 * self.pulls.embedding.sum() * parameters[0]
+
+
+def test_a_pull_of_the_users_own_without_those_of_lcfl():
+    def pulled(client, engine):
+        model = model_of(engine, client)
+        pulls = Pulls(near(model), near(model, 2)[: engine.layout.num_embedding])
+        return engine.run_optimizer(model, batches_of(client, SIZES[client]), pulls)
+
+    expected, actual = both(stacked_pair(Inner, (7,), kind=OwnPull), pulled)
+    assert_same_runs(expected, actual)

@@ -21,6 +21,15 @@ def test_nan_loss_is_never_the_smallest():
     assert Parity().place_newcomer(View(), state) == 2
 
 
+@pytest.mark.parametrize("place", [None, -1, 2, 1.5, "a"])
+def test_a_place_that_is_no_cluster_is_refused(tmp_path, monkeypatch, place):
+    data, module, method = blobs(8, newcomers=2), blobs_module(), fedgroup(2)
+    path = checkpoint_lookup.newest([trained(tmp_path, method, data, module, rounds=1)])
+    monkeypatch.setattr(type(method.clustering[0]), "place_newcomer", lambda *_: place)
+    with pytest.raises(ValueError, match=rf"place_newcomer: got {place!r}; .* the number of a cluster, from 0 to 1\.$"):
+        onboard(path, module, data, method, 1, "cpu")
+
+
 def five_clients():
     """Returns inputs, targets, training and test places of five clients, their data, and the one that is a newcomer."""
     dealt_out = two_sided(5, size=6)

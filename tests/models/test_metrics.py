@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torchmetrics import MeanAbsoluteError
-from torchmetrics.classification import BinaryAccuracy, MultilabelAccuracy, MultilabelRecall
+from torchmetrics.classification import BinaryAccuracy, MulticlassRecall, MultilabelAccuracy, MultilabelRecall
 
 from lcfl.distributed.worker import measure, measure_once
 from lcfl.models import MLP
@@ -75,6 +75,30 @@ def test_a_weight_of_ones_own_loss_need_not_be_one_of_classes():
 
     assert weight_in_loss(Focal(), torch.tensor([1, 0, -100])) == 2
     assert weight_in_loss(nn.CrossEntropyLoss(torch.tensor([1.0, 3.0])), torch.tensor([1, 0, -100])) == 4
+
+
+def test_weights_of_terms_are_not_those_of_classes():
+    class Terms(nn.Module):
+        ignore_index = 255
+
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("weight", torch.tensor([1.0, 0.5]))
+
+    assert weight_in_loss(Terms(), torch.tensor([2, 0, 255])) == 2
+
+
+def test_a_client_whose_classes_weigh_nothing_lacks_the_loss_and_no_other_metric():
+    loss = nn.CrossEntropyLoss(torch.tensor([0.0, 1.0, 1.0]))
+    module = FederatedModule(
+        partial(MLP, 16, (), 3), loss=loss, metrics={"recall": MulticlassRecall(3, average="micro")}
+    )
+    outputs, targets = torch.eye(3)[[0, 0, 1]], torch.tensor([0, 0, 0])
+    assert measure(module, [(outputs, targets)]) == pytest.approx({"acc": 2 / 3, "recall": 2 / 3})
+    plain = FederatedModule(partial(MLP, 16, (), 3), loss=loss)
+    assert measure_once(plain, outputs, targets) == measure(plain, [(outputs, targets)])
+    assert measure_once(plain, outputs, targets) == pytest.approx({"acc": 2 / 3})
+    assert measure_once(plain, outputs, torch.full((3,), -100)) == {}
 
 
 class OfProbabilities(BinaryAccuracy):

@@ -10,6 +10,7 @@ from torch import Tensor
 from lcfl.core.callback import Callback
 from lcfl.core.messages import Downlink, Uplink
 from lcfl.core.state import FederationState
+from lcfl.core.validation import abbreviated
 from lcfl.methods.exchange import Exchange
 from lcfl.methods.local.training import LocalUpdate
 from lcfl.models.layout import Layout
@@ -92,6 +93,14 @@ class ExtraRound:
     local_update: LocalUpdate | None = None
     exchange: Exchange | None = None
     sends_own: bool = False
+
+    def check(self, by: str, num_clients: int) -> None:
+        """Raises a ValueError unless its clients are different numbers of clients; `by` says whose round it is."""
+        if len(set(self.clients)) < len(self.clients) or not set(self.clients) <= set(range(num_clients)):
+            raise ValueError(
+                f"{by}: got an ExtraRound with clients {abbreviated(self.clients)}; they must be different numbers "
+                f"from 0 to {num_clients - 1}."
+            )
 
 
 class Clustering(Callback):
