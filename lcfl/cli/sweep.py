@@ -30,6 +30,7 @@ from lcfl.cli.yaml_files import LOADER, SUFFIXES
 from lcfl.core.files import write_json
 from lcfl.core.output import lossy_output
 from lcfl.core.validation import abbreviated
+from lcfl.runs.comparison import check_same_definition
 from lcfl.runs.directory import RunDirectory
 from lcfl.runs.finished import FinishedRun
 
@@ -191,6 +192,7 @@ class Sweep:
                 f"sweep: {abbreviated(cut_off)} did not come to an end, so the best point of {method} is not known; "
                 "give the same command again."
             )
+        check_same_definition(run for run in runs if run)
         found = {trial.point: validation_of(run) for trial, run in zip(trials, runs, strict=True) if run}
         scores = {point: each for point, each in found.items() if each is not None}
         if any(runs) and not scores:

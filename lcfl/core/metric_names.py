@@ -92,8 +92,10 @@ ACCURACY = Reported()
 
 
 def digits(value: float) -> str:
-    """Returns a number with four decimals, or four digits of a large one; blank if it is not finite."""
-    return "" if not isfinite(value) else f"{value:.4f}" if abs(value) < 10 else f"{value:.4g}"
+    """Returns a number with four decimals, or four digits of a large or small one; blank if it is not finite."""
+    if not isfinite(value):
+        return ""
+    return f"{value:.4f}" if value == 0 or 0.001 <= abs(value) < 10 else f"{value:.4g}"
 
 
 def added_metrics(names: Iterable[str], reported: str = "acc") -> list[str]:

@@ -52,6 +52,8 @@ class Owners:
                 f"{len(missing)} of {len(column)} samples have no owner (the first is sample {missing[0]}); give each "
                 "sample an owner, or leave these samples out"
             )
+        if column.dtype.kind == "S":
+            column = np.char.decode(column, "utf-8")
         distinct, number = np.unique(column if column.dtype.kind in "iuf" else column.astype(str), return_inverse=True)
         part = np.where(np.arange(len(column)) < num_train, TRAIN, TEST).astype(np.int8)
         found = [str(each) for each in distinct.tolist()]

@@ -85,7 +85,8 @@ def constant_output(targets: Tensor, shape: torch.Size, loss: nn.Module) -> Tens
 
     For classes ``[n, ...]`` these are scores: the logarithm of the share of each class, which counts one sample more
     for each class, so that it is finite. For numbers it is their mean, for the logits of `nn.BCEWithLogitsLoss` the
-    logit of their mean, with two samples more, one of each kind.
+    logit of their mean, with two samples more, one of each kind. For `nn.PoissonNLLLoss`, whose outputs are logarithms
+    of rates unless it says otherwise, it is the logarithm of the mean.
 
     Args:
         targets: training targets ``[n, ...]``.
@@ -107,4 +108,6 @@ def constant_output(targets: Tensor, shape: torch.Size, loss: nn.Module) -> Tens
     targets = targets.float()
     if isinstance(loss, nn.BCEWithLogitsLoss):
         return ((targets.sum(0) + 1) / (len(targets) + 2)).logit()
+    if isinstance(loss, nn.PoissonNLLLoss) and loss.log_input:
+        return targets.mean(0).clamp(min=loss.eps).log()
     return targets.mean(0)

@@ -36,7 +36,7 @@ from lcfl.models.module import FederatedModule
 from lcfl.runs import checkpoint, checkpoint_lookup
 from lcfl.runs.checkpoint_schema import Expected
 from lcfl.runs.directory import RunDirectory, run_versions
-from lcfl.runs.identity import describe, describe_module, differences, needed_for
+from lcfl.runs.identity import describe, describe_metrics, describe_module, differences, needed_for
 from lcfl.runs.user_code import Code, changed_modules, user_code
 from lcfl.server.evaluation import evaluated_clients, evaluated_metrics
 from lcfl.server.loggers import fit_logged, forget_from
@@ -256,10 +256,13 @@ class Session:
         names = sorted({*now, "max_update_norm"} - apart)
 
         def compared(identity: Mapping[str, Any]) -> dict[str, Any]:
-            is_fit = self.stage == "fit"
-            return {name: identity.get(name) for name in names} if is_fit else needed_for("evaluation", identity)
+            if self.stage != "fit":
+                return needed_for("evaluation", identity)
+            metrics = {name: each for name, each in identity.get("metrics", {}).items() if name in measured}
+            return {name: identity.get(name) for name in names} | {"metrics": metrics}
 
         saved = checkpoint.identity_of(resumed)
+        measured = saved.get("metrics", {}).keys() & now.get("metrics", {}).keys()  # others begin, or end
         if changed := differences(compared(saved), compared(now)):
             instead = ", or start a new run" if self.stage == "fit" else ""
             is_of_data = all(line.startswith(("data:", "partition:")) for line in changed)
@@ -309,6 +312,7 @@ class Session:
             "engine": self.engine.name,
             "precision": self.settings.precision,
             "model": describe_module(self.module),
+            **({"metrics": metrics} if (metrics := describe_metrics(self.module)) else {}),
             "init_from": self.module.initial_fingerprint,
             **({} if (frozen := self.module.frozen_fingerprint) is None else {"frozen": frozen}),
             "method": self.method,

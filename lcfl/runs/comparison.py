@@ -20,6 +20,7 @@ from lcfl.runs.finished import OPTION, FinishedRun, trivial_value
 __all__ = [
     "Entry",
     "Row",
+    "check_same_definition",
     "check_same_setting",
     "entries_of",
     "reported_by",
@@ -183,7 +184,7 @@ def reported_by(entries: Sequence[Entry]) -> Reported:
     """Returns the metric that all entries report.
 
     Raises:
-        ValueError: if they report different ones; names two runs.
+        ValueError: if they report different ones, or different ones of the same name; names two runs.
     """
     runs: dict[Reported, FinishedRun] = {}
     for run in (run for entry in entries for run in entry.runs):
@@ -194,7 +195,26 @@ def reported_by(entries: Sequence[Entry]) -> Reported:
             f"these runs cannot be compared: {first.path} reports {one.name} and {second.path} reports {other.name}. "
             "Compare the runs of one metric at a time, or set model.report and model.larger_is_better alike for all."
         )
-    return next(iter(runs))
+    (reported,) = runs
+    check_same_definition([run for entry in entries for run in entry.runs])
+    return reported
+
+
+def check_same_definition(runs: Iterable[FinishedRun]) -> None:
+    """Checks that the metric that runs report under one name is the same one.
+
+    Raises:
+        ValueError: if it is not; names two runs.
+    """
+    known = [run for run in runs if run.reported_definition is not None]
+    for run in known[1:]:
+        if run.reported_definition != known[0].reported_definition:
+            name = run.reported.name
+            option = "loss" if name == "loss" else f"metrics.{name}"
+            raise ValueError(
+                f"these runs cannot be compared: {known[0].path} and {run.path} report {name}, but model.{option} "
+                f"differs, so the numbers measure different things. Set it alike for all, or report another metric."
+            )
 
 
 def check_same_setting(entries: Sequence[Entry]) -> None:

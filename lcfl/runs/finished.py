@@ -76,6 +76,14 @@ class FinishedRun:
         """The metric that the run reports."""
         return Reported(**self.summary.get("reported", {}))  # missing in older summaries
 
+    @property
+    def reported_definition(self) -> Any:
+        """What the reported metric is: the description of the loss or of a metric; None in older summaries."""
+        identity, name = self.summary["identity"], self.reported.name
+        if name == "loss":
+            return identity.get("model", {}).get("loss")
+        return identity.get("metrics", {}).get(name)
+
     @cached_property
     def settings(self) -> dict[str, Any]:
         """All settings except the seed, the number of evaluated clients, the test protocols, and the user's code."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torchmetrics import Metric, SumMetric
 
 from lcfl.core import rng
 from lcfl.core.earlier_versions import is_implied, public_name
@@ -19,7 +20,7 @@ from lcfl.core.metric_names import Reported
 from lcfl.core.part_words import attributes_beyond_fields
 from lcfl.models.module import FederatedModule
 
-__all__ = ["added_attributes", "describe", "describe_module", "differences", "needed_for"]
+__all__ = ["added_attributes", "describe", "describe_metrics", "describe_module", "differences", "needed_for"]
 
 EVALUATED = ("seed", "data", "augmentation", "partition", "batch_size", "drop_last", "model", "method")
 
@@ -111,6 +112,29 @@ def describe_module(module: FederatedModule) -> dict[str, Any]:
         | first
         | ({"other_groups": others} if others else {}),
         **({"buffer_policy": module.buffer_policy} if has_buffers else {}),
+    }
+
+
+def describe_metrics(module: FederatedModule) -> dict[str, Any]:
+    """Describes the metrics of a module by name: their classes, and the plain values that they keep publicly.
+
+    Empty if accuracy is the only one. What a metric sums up does not count.
+    """
+    if module.has_accuracy_alone:
+        return {}
+    return {str(name): _describe_metric(metric) for name, metric in module.metrics.items()}
+
+
+def _describe_metric(metric: Metric) -> dict[str, Any]:
+    of_every_metric = vars(SumMetric()).keys()
+    return {"class": _path_of(type(metric))} | {
+        f"{place}.{key}" if place else key: describe(value)
+        for place, part in metric.named_modules()
+        for key, value in vars(part).items()
+        if key[0] != "_"
+        and key not in of_every_metric
+        and key not in getattr(part, "_defaults", {})
+        and (value is None or _is_setting(value))
     }
 
 

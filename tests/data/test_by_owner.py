@@ -64,6 +64,11 @@ def test_a_missing_owner_in_a_list_is_refused(missing):
         Owners.of_column(["ann", missing, "bob"], 3)
 
 
+def test_owners_that_are_bytes_are_read_as_utf8():
+    owners = Owners.of_column(["Köln".encode(), b"Bonn", "Köln".encode()], 3)
+    assert owners.names == ("Bonn", "Köln") and owners.number.tolist() == [1, 0, 1]
+
+
 def test_owners_beyond_int64_stay_apart():
     large = [2**63 + 1, 2**63 + 2, 7, -1]
     assert set(Owners.of_column(large, 4).names) == {str(each) for each in large}

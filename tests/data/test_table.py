@@ -1,6 +1,7 @@
 """Tests the reader of tables: columns, classes, numbers to predict, and what is refused."""
 
 import builtins
+from decimal import Decimal
 from pathlib import Path
 from unicodedata import normalize
 
@@ -288,6 +289,17 @@ def test_parquet_holds_the_same_as_csv(tmp_path):
         options = {"features": ["age", "dose"], **options}
         one, other = (dataset(tmp_path / kind, **options).load() for kind in ("csv", "parquet"))
         assert one.fingerprint() == other.fingerprint()
+
+
+def test_truth_values_and_decimals_are_numbers(tmp_path):
+    prices = [Decimal("0.25"), Decimal("1.50")]
+    parquet(tmp_path / "parquet/a.parquet", outcome=["x", "y"], holiday=[True, False], price=prices)
+    write_table(tmp_path / "csv/a.csv", ["outcome", "holiday", "price"], ["x", True, 0.25], ["y", False, "1.50"])
+    write_table(tmp_path / "csv/b.csv", ["outcome", "holiday", "price"], ["x", 1, 2])
+    parquet(tmp_path / "parquet/b.parquet", outcome=["x"], holiday=[True], price=[Decimal(2)])
+    for kind in ("parquet", "csv"):
+        samples = dataset(tmp_path / kind).load()
+        assert samples.inputs.tolist() == [[1.0, 0.25], [0.0, 1.5], [1.0, 2.0]]
 
 
 def test_row_numbers_of_pandas_in_parquet_are_no_feature_unless_they_are_named(tmp_path):

@@ -53,6 +53,16 @@ def test_logits_of_several_labels_are_finite_even_for_a_label_that_is_always_the
     torch.testing.assert_close(logits, torch.tensor([log(3.0), 0.0]))  # (2 + 1) / (2 + 2) and (1 + 1) / (2 + 2)
 
 
+def test_rates_whose_outputs_are_logarithms_get_the_logarithm_of_their_mean():
+    counts = torch.tensor([[1.0], [2.0], [6.0]])
+    for loss, expected in ((nn.PoissonNLLLoss(), log(3.0)), (nn.PoissonNLLLoss(log_input=False), 3.0)):
+        best = constant_output(counts, torch.Size([1]), loss)
+        assert best.item() == pytest.approx(expected)
+        losses = [float(loss((best + shift).expand(3, 1), counts)) for shift in (-0.1, 0.0, 0.1)]
+        assert min(losses) == losses[1]
+    assert constant_output(torch.zeros(2, 1), torch.Size([1]), nn.PoissonNLLLoss()).isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("targets", "shape"),
     [(torch.zeros(3, 2), [5]), (torch.tensor([0, 7]), [3]), (torch.zeros(2, 4, dtype=torch.int64), [3, 5])],

@@ -143,10 +143,15 @@ def _narrow(wide: NDArray[Any], names: Sequence[str], start: int, rounded: dict[
 
 
 def _number(cell: str) -> float:
-    """Returns the number in a cell; Python alone would read 1_0 as 10."""
+    """Returns the number in a cell, also of True and False; Python alone would read 1_0 as 10."""
     if "_" in cell:
         raise ValueError(cell)
-    return float(cell)
+    try:
+        return float(cell)
+    except ValueError:
+        if (word := cell.strip()) in ("True", "False"):  # as pandas writes columns of bool
+            return float(word == "True")
+        raise
 
 
 def _check_cell(cell: str, where: str) -> None:
@@ -173,7 +178,8 @@ def _read_parquet(path: str, numbers: Sequence[str], texts: Sequence[str]) -> Co
     values = np.empty((table.num_rows, len(numbers)), dtype=np.float32)
     rounded: dict[str, str] = {}
     for place, name in enumerate(numbers):
-        column = table.column(name).to_numpy()
+        column = table.column(name)
+        column = (column.cast("float64") if "decimal" in str(column.type) else column).to_numpy()
         if column.dtype.kind not in "biuf":
             if table.column(name).null_count:
                 row = table.column(name).is_null().to_pylist().index(True)
