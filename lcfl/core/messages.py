@@ -2,7 +2,7 @@
 
 import cmath
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -77,30 +77,31 @@ def all_finite(tensor: Tensor) -> bool:
 
 
 @contextmanager
-def unchanged(payloads: Iterable[Mapping[str, Tensor]], error: type[ValueError], by: str, why: str) -> Iterator[None]:
-    """Checks that the block changes no tensor of these payloads in place.
+def unchanged(held: Mapping[str, Iterable[Mapping[str, Tensor]]], error: type[ValueError], by: str) -> Iterator[None]:
+    """Checks that the block changes no tensor of some payloads in place.
 
     Args:
-        payloads: tensors by name.
+        held: payloads, which are tensors by name, by what they are, for the error message.
         error: raised otherwise.
         by: who the block is, for the error message.
-        why: what the tensor is besides, for the error message.
     """
-    versions = [(name, each, each._version) for payload in payloads for name, each in payload.items()]
+    versions = [
+        (tensor, tensor._version, name, what)
+        for what, payloads in held.items()
+        for payload in payloads
+        for name, tensor in payload.items()
+    ]
     yield
-    for name, tensor, version in versions:
+    for tensor, version, name, what in versions:
         if tensor._version != version:
-            raise error(f"{by} changed {name!r} of {why}. Change a clone of it.")
+            raise error(f"{by} changed {name!r} of {what}. Change a clone of it.")
 
 
-@contextmanager
-def uploads_unchanged(uploads: Sequence[Uplink], by: str) -> Iterator[None]:
+def uploads_unchanged(uploads: Sequence[Uplink], by: str) -> AbstractContextManager[None]:
     """Checks that the block changes in place no upload, and no message that an upload answers; see `unchanged`."""
     sent = [each.answers.payload for each in uploads if each.answers is not None]
-    why = "an upload in place, which may be the model that the client keeps"
-    why_sent = "a message to a client in place, which is a part of state.global_model or state.centres"
-    with (
-        unchanged([each.payload for each in uploads], ValueError, by, why),
-        unchanged(sent, ValueError, by, why_sent),
-    ):
-        yield
+    held = {
+        "an upload in place, which may be the model that the client keeps": [each.payload for each in uploads],
+        "a message to a client in place, which is a part of state.global_model or state.centres": sent,
+    }
+    return unchanged(held, ValueError, by)

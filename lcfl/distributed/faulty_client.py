@@ -45,7 +45,7 @@ def as_sent(
     for fault in faults:
         given = {"trained": parameters, "received": received} | ({} if before is None else {"before": before})
         name = f"data.faults: {type(fault).__name__}.sent"
-        with unchanged([given], ClientOutputError, name, "its arguments in place, which are still needed"):
+        with unchanged({"its arguments in place, which are still needed": [given]}, ClientOutputError, name):
             parameters = fault.sent(parameters, received[:num_parameters], before, draw)
         if not isinstance(parameters, Tensor) or parameters.shape != honest.shape or parameters.dtype != honest.dtype:
             got = getattr(parameters, "dtype", type(parameters).__name__), list(getattr(parameters, "shape", ()))

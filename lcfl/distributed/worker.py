@@ -6,7 +6,7 @@ Legend: P + Q length of a model's flat vector.
 import copy
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -44,6 +44,9 @@ from lcfl.models.module import FederatedModule
 __all__ = ["ScoringTask", "Worker", "blank_output", "details_of", "measure", "most_outputs"]
 
 OUTPUT_BYTES = 2**28  # of the outputs that an evaluation holds at once; a token may have a score for every word
+RECEIVED = "the downlink in place, which other clients get, too"
+KEPT = "the client's state in place, which it has in an evaluation, too"
+RETURNED = "the local update's output in place, which the client may keep"
 LONGEST_IN_TRACEBACK = 200  # bytes of a message; the whole message stands before the traceback
 
 
@@ -272,20 +275,16 @@ class Worker:
             yield batch
 
 
-@contextmanager
 def _unchanged(
     task: TrainingTask, by: str, downlink: Downlink | None = None, output: LocalOutput | None = None
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Refuses a part of a method that changes in place what a client has received, what it keeps or what it returns."""
-    received = [task.downlink.payload, *([] if downlink is None else [downlink.payload])]
-    kept = {name: each for name in VECTORS if (each := getattr(task.state, name)) is not None}
-    made = {} if output is None else {"model": output.model, **output.extras}
-    with (
-        unchanged(received, ClientOutputError, by, "the downlink in place, which other clients get, too"),
-        unchanged([kept], ClientOutputError, by, "the client's state in place, which it has in an evaluation, too"),
-        unchanged([made], ClientOutputError, by, "the local update's output in place, which the client may keep"),
-    ):
-        yield
+    held: dict[str, list[Mapping[str, Tensor]]] = {
+        RECEIVED: [task.downlink.payload, *([] if downlink is None else [downlink.payload])],
+        KEPT: [{name: each for name in VECTORS if (each := getattr(task.state, name)) is not None}],
+        RETURNED: [] if output is None else [{"model": output.model, **output.extras}],
+    }
+    return unchanged(held, ClientOutputError, by)
 
 
 def _is_check_of_lcfl(error: Exception) -> bool:
