@@ -1,34 +1,49 @@
 """Texts of a user's parts, which distinguish two configurations."""
 
 import hashlib
+import inspect
 from dataclasses import fields
-from functools import cached_property
+from enum import Enum
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-__all__ = ["attributes_beyond_fields", "beyond_repr"]
+__all__ = ["beyond_repr", "is_setting", "settings_beyond_fields"]
 
 
-def attributes_beyond_fields(part: Any) -> dict[str, Any]:
-    """Returns the public attributes that a plain subclass of a dataclass adds, by name; a dataclass has only fields."""
+def is_setting(value: Any) -> bool:
+    """Returns whether a value is a number or text, or a list of them."""
+    if isinstance(value, list | tuple):
+        return all(is_setting(each) for each in value)
+    return isinstance(value, bool | int | float | str | Enum | np.generic)
+
+
+def settings_beyond_fields(part: Any) -> dict[str, Any]:
+    """Returns the arguments that a plain subclass of a dataclass keeps in attributes of their names, or private ones.
+
+    A dataclass has only fields. Other attributes may hold counters, caches and loggers.
+    """
     kind = type(part)
     if "__dataclass_fields__" in vars(kind):
         return {}
-    known = {field.name for field in fields(part)}
-    return {
-        name: value
-        for name, value in sorted(vars(part).items())
-        if name[0] != "_" and name not in known and not isinstance(getattr(kind, name, None), cached_property)
-    }
+    known = {item.name for item in fields(part)}
+    added = [each for each in inspect.signature(kind.__init__).parameters if each not in known]
+    kept = vars(part)
+    return {name: kept[name] for each in added for name in (each, f"_{each}") if is_setting(kept.get(name))}
 
 
 def beyond_repr(part: Any) -> str:
     """Returns what the ``repr`` of a dataclass leaves out; empty for most.
 
-    These are the `attributes_beyond_fields`, and digests of tensors and arrays, whose own text is rounded and short.
+    These are the `settings_beyond_fields`, and digests of tensors and arrays, whose own text is rounded and short.
     """
-    arrays = {name: each for name, each in vars(part).items() if isinstance(each, Tensor | np.ndarray)}
-    digests = {name: hashlib.sha256(np.ascontiguousarray(each).tobytes()).hexdigest() for name, each in arrays.items()}
-    return "".join(f" {name}={value!r}" for name, value in (attributes_beyond_fields(part) | digests).items())
+    own = {item.name: getattr(part, item.name) for item in fields(part)}
+    digests = {name: _digest(each) for name, each in own.items() if isinstance(each, Tensor | np.ndarray)}
+    return "".join(f" {name}={value!r}" for name, value in (settings_beyond_fields(part) | digests).items())
+
+
+def _digest(values: Tensor | np.ndarray[Any, Any]) -> str:
+    """Returns the SHA-256 (hex) of type, shape and numbers."""
+    numbers = (values.detach() if isinstance(values, Tensor) else values).tolist()
+    return hashlib.sha256(f"{values.dtype} {tuple(values.shape)} {numbers!r}".encode()).hexdigest()

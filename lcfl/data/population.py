@@ -207,7 +207,9 @@ class Population:
                 digest.update(np.ascontiguousarray(indices, dtype="<i8").data)
         if self.views is not None:
             digest.update(repr(self.views).encode())
-            digest.update("".join(map(beyond_repr, chain.from_iterable(self.views))).encode())
+            distinct = {id(view): view for view in chain.from_iterable(self.views)}  # clients may share one
+            more = {key: beyond_repr(view) for key, view in distinct.items()}
+            digest.update("".join(more[id(view)] for view in chain.from_iterable(self.views)).encode())
         if self.newcomers:
             digest.update(f"newcomers:{self.newcomers}".encode())
         if len(self.proxy):

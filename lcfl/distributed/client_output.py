@@ -103,7 +103,7 @@ def check_returned(name: str, value: object, kind: type) -> None:
         ClientOutputError: if it has another type.
     """
     if not isinstance(value, kind):
-        raise ClientOutputError(f"{name} returned {_described(value)}; it must return a {kind.__name__}.")
+        raise ClientOutputError(f"{name} returned {_described(value)}; its type must be {kind.__name__}.")
 
 
 def _described(value: object) -> str:

@@ -282,7 +282,7 @@ def _unchanged(
     held: dict[str, list[Mapping[str, Tensor]]] = {
         RECEIVED: [task.downlink.payload, *([] if downlink is None else [downlink.payload])],
         KEPT: [{name: each for name in VECTORS if (each := getattr(task.state, name)) is not None}],
-        RETURNED: [] if output is None else [{"model": output.model, **output.extras}],
+        RETURNED: [] if output is None else [{"model": output.model}, output.extras],
     }
     return unchanged(held, ClientOutputError, by)
 

@@ -118,15 +118,15 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
 
 
 def check_sendable(local_update: LocalUpdate) -> None:
-    """Refuses a local update that cannot go from process to process, as it does for an evaluation after it.
+    """Refuses a local update that cannot go from process to process, as it does for models that an evaluation trains.
 
     Raises:
-        ValueError: if its class, or what it holds, is not found by its name, like that of a class in a function.
+        ValueError: if its class, or what it holds, is not found by its name, like what is defined in a function.
     """
     try:
         pickle.dumps(local_update)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
+    except Exception as error:  # of any kind, because the user's class may say how it is pickled
         raise ValueError(
-            f"method.local_update: {type(local_update).__name__} cannot go from process to process ({error}). Define "
-            "it in a module or a script, and not in a function, or set trainer.devices to 1."
+            f"method.local_update: {type(local_update).__name__} cannot be sent to another process ({error}). Define "
+            "its class and the functions that it holds by name in a module or script, or set trainer.devices to 1."
         ) from error

@@ -94,7 +94,7 @@ class Newcomer:
         else:
             trained = replace(self._task(personal[0], sets), state=replace(self._own, buffers=personal[1]))
         before, after = self._measured([self._task(model, sets), trained])
-        if not all(isfinite(metrics["loss"]) for metrics in after.values() if metrics):  # some sets have none
+        if not all(isfinite(metrics["loss"]) for metrics in after.values() if "loss" in metrics):  # some sets have none
             raise self._diverged()
         return [before, after]
 

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
-from numbers import Integral
+from operator import index
 from pathlib import Path
 from typing import Any, Literal
 
@@ -198,13 +198,17 @@ class Onboarding:
             ValueError: if this is not the number of a cluster.
         """
         clustering, most = self.method.clustering[0], self.state.num_clusters - 1
-        cluster: object = clustering.place_newcomer(newcomer, self.state)
-        if not isinstance(cluster, Integral) or not 0 <= int(cluster) <= most:
+        cluster = clustering.place_newcomer(newcomer, self.state)
+        try:
+            number = index(cluster)  # also of a tensor without dimensions
+        except TypeError:
+            number = -1
+        if not 0 <= number <= most:
             raise ValueError(
                 f"{type(clustering).__name__}.place_newcomer: got {cluster!r}; it must return the number of a cluster, "
                 f"from 0 to {most}."
             )
-        return int(cluster)
+        return number
 
     def result(self, path: Path) -> OnboardingResult:
         """Returns how all newcomers have fared.

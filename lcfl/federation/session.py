@@ -154,8 +154,9 @@ class Session:
     def _fit(self, fabric: Fabric, transport: Transport, new_store: NewStore) -> dict[str, Any]:
         run = self._locked()
         try:
-            self._forget()
-            self._check_monitors()  # first, because a callback keeps what it remembers only if its monitor is the same
+            for callback in self._callbacks:  # also before a resume, whose identity describes them as new
+                callback.forget()
+            self._check_monitors()  # also before it, because a callback remembers only what its own monitor gave
             state = self._initial_state(new_store) if run is None else self._resumed_state(new_store)
             run = run or RunDirectory.claim(self.settings.root, self.settings.name)
             loggers = self._loggers(run.path, state.round)
@@ -214,7 +215,6 @@ class Session:
 
     def _evaluate(self, fabric: Fabric, transport: Transport, new_store: NewStore) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
-            self._forget()
             state = self._resumed_state(new_store)
             server = self._server(fabric, transport, state, Path(folder), [])
             kinds = self.schedule.evaluated_kinds(self.method.exchange, is_final=True)
@@ -288,11 +288,6 @@ class Session:
         if self.stage == "fit":
             loaded.restore(self._callbacks, self.method.aggregation.remembers)
         return loaded.state
-
-    def _forget(self) -> None:
-        """Brings callbacks and clusterings into the state in which the `_identity` describes them."""
-        for callback in self._callbacks:
-            callback.forget()
 
     @functools.cached_property
     def _identity(self) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def _check_loss(loss: nn.Module, scores: Tensor, targets: Tensor) -> None:
     is_torchs = type(loss).__module__.startswith("torch.nn.")
     is_classes = isinstance(loss, CLASS_LOSSES)
     if is_torchs and not is_classes and targets.is_floating_point() and scores.shape != targets.shape:
-        if scores.shape == (*targets.shape, 1):
+        if scores.dim() == 2 and scores.shape == (*targets.shape, 1):
             raise ValueError(
                 f"model.loss: {kind} got {shapes}; the network must return outputs in the shape of the targets: give "
                 "the targets the shape [n, 1], or end the network with nn.Flatten(0)."

@@ -28,11 +28,7 @@ def check_combination(
         ValueError: if a part reads what no other part sends, if the exchange uploads what no other part makes or reads,
             or if a part needs models or centres that do not exist, or uploads that transforms do not change.
     """
-    if missing := [name for name in ("sends", "models", "reported") if not hasattr(exchange, name)]:
-        raise ValueError(
-            f"method: {_name(exchange)} does not say what it is: set its class attributes {', '.join(missing)}, as "
-            "described in lcfl.Exchange."
-        )
+    exchange.check_attributes("sends", "models", "reported")
     readers: list[Aggregation | Clustering] = [aggregation, *clusterings]
     _check_reads(local_update, exchange, readers)
     _check_extras(local_update, exchange, aggregation, readers)

@@ -9,6 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from math import isfinite, isnan, nan
 from statistics import mean, stdev
 from typing import Any
@@ -206,14 +207,13 @@ def check_same_definition(runs: Iterable[FinishedRun]) -> None:
     Raises:
         ValueError: if it is not; names two runs.
     """
-    known = [run for run in runs if run.reported_definition is not None]
-    for run in known[1:]:
-        if run.reported_definition != known[0].reported_definition:
-            name = run.reported.name
+    for one, other in combinations(runs, 2):
+        if one.reports_otherwise(other):
+            name = one.reported.name
             option = "loss" if name == "loss" else f"metrics.{name}"
             raise ValueError(
-                f"these runs cannot be compared: {known[0].path} and {run.path} report {name}, but model.{option} "
-                f"differs, so the numbers measure different things. Set it alike for all, or report another metric."
+                f"these runs cannot be compared: {one.path} and {other.path} report {name}, but model.{option} "
+                "differs, so the numbers measure different things. Set it alike for all, or report another metric."
             )
 
 

@@ -84,12 +84,18 @@ class FinishedRun:
             return identity.get("model", {}).get("loss")
         return identity.get("metrics", {}).get(name)
 
+    def reports_otherwise(self, other: "FinishedRun") -> bool:
+        """Returns whether another run reports something else under the same name, as far as both say what it is."""
+        ours, theirs = self.reported_definition, other.reported_definition
+        return self.reported == other.reported and None not in (ours, theirs) and ours != theirs
+
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """All settings except the seed, the number of evaluated clients, the test protocols, and the user's code."""
+        """All settings but the seed, the number of evaluated clients, the protocols, metrics and the user's code."""
         identity = with_current_names(self.summary["identity"])
         identity.pop("seed")
         identity.pop("code", None)
+        identity.pop("metrics", None)
         return {
             # Those that were planned: seeds that were stopped early belong together. Missing in older summaries.
             "rounds": self.summary.get("planned_rounds", self.summary["rounds"]),
@@ -198,6 +204,8 @@ def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
                 )
                 continue
             key = json.dumps([run.settings, run.seed], sort_keys=True)
+            if key in runs and runs[key].reports_otherwise(run):  # `lcfl compare` refuses them
+                key = json.dumps([run.settings, run.seed, run.reported_definition], sort_keys=True)
             known = runs.get(key, run)
             if known.path.resolve() != folder.resolve():
                 older, run = sorted([known, run], key=lambda each: each.ended)

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torchmetrics import Metric, SumMetric
+from torchmetrics import Metric
 
 from lcfl.core import rng
 from lcfl.core.earlier_versions import is_implied, public_name
 from lcfl.core.metric_names import Reported
-from lcfl.core.part_words import attributes_beyond_fields
+from lcfl.core.part_words import is_setting, settings_beyond_fields
 from lcfl.models.module import FederatedModule
 
 __all__ = ["added_attributes", "describe", "describe_metrics", "describe_module", "differences", "needed_for"]
@@ -25,6 +25,17 @@ __all__ = ["added_attributes", "describe", "describe_metrics", "describe_module"
 EVALUATED = ("seed", "data", "augmentation", "partition", "batch_size", "drop_last", "model", "method")
 
 OF_EVERY_LAYER = vars(nn.Module()).keys()
+
+
+class _Nothing(Metric):
+    """Has only the attributes of every metric."""
+
+    def update(self) -> None: ...
+
+    def compute(self) -> None: ...
+
+
+OF_EVERY_METRIC = vars(_Nothing()).keys()
 DESCRIBED_BY_VALUE = (bool, int, float, str, Enum, Tensor, np.ndarray, np.generic, nn.Module, partial)
 
 
@@ -55,8 +66,7 @@ def describe(value: Any) -> Any:
         return _path_of(value)
     name = _path_of(type(value))
     if dataclasses.is_dataclass(value):
-        names = [*(item.name for item in dataclasses.fields(value)), *attributes_beyond_fields(value)]
-        names += [] if "__dataclass_fields__" in vars(type(value)) else _kept_privately(value)
+        names = [*(item.name for item in dataclasses.fields(value)), *settings_beyond_fields(value)]
     else:
         names = sorted(key for key in getattr(value, "__dict__", {}) if not key.startswith("_"))
         names += _kept_privately(value)
@@ -69,7 +79,7 @@ def _kept_privately(value: Any) -> list[str]:
         return []
     arguments = inspect.signature(type(value).__init__).parameters.keys() - set(getattr(value, "remembers", ()))
     kept = getattr(value, "__dict__", {})
-    return [f"_{name}" for name in sorted(arguments) if _is_setting(kept.get(f"_{name}"))]
+    return [f"_{name}" for name in sorted(arguments) if is_setting(kept.get(f"_{name}"))]
 
 
 def _path_of(value: Any) -> str:
@@ -90,7 +100,7 @@ def describe_module(module: FederatedModule) -> dict[str, Any]:
     optimizer = module.configure_optimizers()
     groups = optimizer.param_groups if isinstance(optimizer, Optimizer) else [{}]
     first, *others = [{key: describe(value) for key, value in group.items() if key != "params"} for group in groups]
-    settings, functions = (_settings(module.network, kind) for kind in (_is_setting, _is_function))
+    settings, functions = (_settings(module.network, kind) for kind in (is_setting, _is_function))
     numbers = {key: value for key, value in _numbers_kept(module).items() if key not in settings}
     names = [name for name, _ in module.layout.parameters]
     is_plain = names == [name for name, _ in module.network.named_parameters()]
@@ -126,15 +136,18 @@ def describe_metrics(module: FederatedModule) -> dict[str, Any]:
 
 
 def _describe_metric(metric: Metric) -> dict[str, Any]:
-    of_every_metric = vars(SumMetric()).keys()
+    """Describes a metric, and those in it, by numbers, texts, functions, and tensors that it does not sum up."""
+
+    def is_own(key: str, value: Any, part: nn.Module) -> bool:
+        if key in OF_EVERY_METRIC or key in getattr(part, "_defaults", {}):
+            return False
+        return value is None or is_setting(value) or _is_function(value) or isinstance(value, Tensor)
+
     return {"class": _path_of(type(metric))} | {
         f"{place}.{key}" if place else key: describe(value)
         for place, part in metric.named_modules()
-        for key, value in vars(part).items()
-        if key[0] != "_"
-        and key not in of_every_metric
-        and key not in getattr(part, "_defaults", {})
-        and (value is None or _is_setting(value))
+        for key, value in (vars(part) | part._buffers).items()
+        if key[0] != "_" and is_own(key, value, part)
     }
 
 
@@ -181,13 +194,7 @@ def _own_settings(optimizer: Optimizer) -> dict[str, Any]:
     if type(optimizer).__module__.startswith("torch."):
         return {}
     known = vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))]))
-    return {key: describe(value) for key, value in vars(optimizer).items() if key not in known and _is_setting(value)}
-
-
-def _is_setting(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(_is_setting(each) for each in value)
-    return isinstance(value, bool | int | float | str | Enum | np.generic)
+    return {key: describe(value) for key, value in vars(optimizer).items() if key not in known and is_setting(value)}
 
 
 def _is_function(value: Any) -> bool:

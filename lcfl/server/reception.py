@@ -95,11 +95,17 @@ class Reception:
         payload = self._exchange(task).decode(result.uplink.payload, task.downlink, self.layout)
         return replace(result, uplink=replace(result.uplink, payload=payload, answers=task.downlink))
 
+    def _at_server(self, exchange: Exchange, uplink: Uplink, state: FederationState) -> Uplink:
+        """Returns an uplink as the server reads it; the exchange may be the user's own."""
+        read = exchange.at_server(uplink, state, self.layout)
+        check_returned(f"{type(exchange).__name__}.at_server", read, Uplink)
+        return read
+
     def _norm(self, state: FederationState, task: TrainingTask, result: TrainingResult) -> float:
         """Returns the norm of an update, as it was sent or, if this has no model, as the server reads it."""
         exchange, uplink = self._exchange(task), result.uplink
         if exchange.change_of(uplink.payload, task.downlink, self.layout) is None:
-            uplink = exchange.at_server(uplink, state, self.layout)
+            uplink = self._at_server(exchange, uplink, state)
         return exchange.update_norm(uplink.payload, task.downlink, self.layout)
 
     def _within_limit(
@@ -135,8 +141,7 @@ class Reception:
                 own = ClientState(payload["model"])
         elif own.model is not None:  # otherwise a host keeps the state, or clients keep no model
             own = exchange.as_received(own, payload)
-        uplink = exchange.at_server(result.uplink, state, self.layout)
-        check_returned(f"{type(exchange).__name__}.at_server", uplink, Uplink)
+        uplink = self._at_server(exchange, result.uplink, state)
         if missing := [name for name in exchange.returns if name not in uplink.payload]:
             raise ClientOutputError(
                 f"{task.named(self.population.called)}: {type(exchange).__name__} uploads "

@@ -158,13 +158,19 @@ class Server:
             self.warmup_round(warmup_rounds[self.state.round])
         while not self.is_done and not self.stop_signal:
             self.round()
-            self.usable_updates.check_last_rounds()
+            if not self.is_done and not self.stop_signal and not self._rate_decays:
+                self.usable_updates.check_last_rounds()
         if not self.is_interrupted:
             self._check_learned()
         metrics = {} if self.is_interrupted else self.final_metrics()
         with self.row.written():
             self.call("on_fit_end", metrics=metrics)
         return metrics
+
+    @property
+    def _rate_decays(self) -> bool:
+        """Whether the local update lowers the learning rate, with which clients may train again."""
+        return getattr(self.method.local_update, "lr_decay", 1.0) < 1
 
     def _check_learned(self) -> None:
         """Raises an error if updates arrived, but no client has completed a training round with one.
@@ -312,8 +318,7 @@ class Server:
     def train(self, tasks: Sequence[TrainingTask], dropped: Collection[int] = ()) -> Received:
         """Runs the local work of several clients; returns what has been received.
 
-        Bytes sent to the clients in `dropped` are counted too, but these clients do
-        nothing and stay as they were.
+        Bytes sent to the clients in `dropped` are counted too, but these clients do nothing and stay as they were.
         """
         down_bytes = sum(task.downlink.num_bytes for task in tasks)
         tasks = [task for task in tasks if task.client not in dropped]

@@ -1,7 +1,5 @@
 """Ends a run whose clients' updates cannot be used."""
 
-from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 from lcfl.runs.metrics_table import MetricsTable
@@ -9,14 +7,11 @@ from lcfl.server.reception import Received
 
 __all__ = ["UsableUpdates"]
 
-MOST_FAILED_ROUNDS = (
-    20  # in a row; the models are those before them, and a run of which no client trains never recovers
-)
-FAILED, REFUSED = "train/failed_clients", "train/refused_clients"
+MOST_FAILED_ROUNDS = 20  # in a row, all of which begin from the same models
 
 
 class UsableUpdates:
-    """Counts the training rounds in a row in which updates arrived, but none could be used.
+    """Counts the training rounds in a row in which updates arrived, and none was finite.
 
     An update with noise counts as used, because the server cannot see what is below the noise.
 
@@ -29,29 +24,28 @@ class UsableUpdates:
     def __init__(self, table: MetricsTable, run_dir: Path, max_update_norm: float | None) -> None:
         self._table, self._run_dir = table, run_dir
         self._causes = {
-            FAILED: "were not finite (set a smaller model.optimizer.lr, unless samples are not finite)",
-            REFUSED: f"were beyond trainer.max_update_norm={max_update_norm} (raise it)",
+            "train/failed_clients": "were not finite (set a smaller model.optimizer.lr, unless samples are not finite)",
+            "train/refused_clients": f"were beyond trainer.max_update_norm={max_update_norm} (raise it)",
         }
-        self._rounds, self._numbers = 0, Counter[str]()
+        self._failed: list[int] = []  # the number of updates in each round
 
     def count(self, received: Received) -> None:
         """Counts what has been received in a training round. A round in which no update arrived does not count."""
-        if received.results:
-            self._rounds, self._numbers = 0, Counter()
-        elif received.num_failed or received.num_refused:
-            self._rounds += 1
-            self._numbers.update({FAILED: received.num_failed, REFUSED: received.num_refused})
+        if received.results or received.num_refused:
+            self._failed = []
+        elif received.num_failed:
+            self._failed.append(received.num_failed)
 
     def check_last_rounds(self) -> None:
-        """Raises an error if in each of the last rounds updates arrived, but none could be used.
+        """Raises an error if in each of the last rounds updates arrived, and none was finite.
 
         Raises:
-            ValueError: with the number of updates by cause.
+            ValueError: with the number of updates.
         """
-        if self._rounds >= MOST_FAILED_ROUNDS:
+        if len(self._failed) >= MOST_FAILED_ROUNDS:
             raise ValueError(
-                f"{self._run_dir}: the run does not go on, because in each of the last {self._rounds} rounds no update "
-                f"could be used: {self._why(self._numbers)}."
+                f"{self._run_dir}: the run does not go on, because in each of the last {len(self._failed)} rounds no "
+                f"update could be used: {self._why({'train/failed_clients': sum(self._failed)})}."
             )
 
     def check_whole_run(self) -> None:
@@ -66,5 +60,5 @@ class UsableUpdates:
                 f"{self._run_dir}: nothing was learned, because no update could be used: {self._why(numbers)}."
             )
 
-    def _why(self, numbers: Mapping[str, int]) -> str:
+    def _why(self, numbers: dict[str, int]) -> str:
         return " and ".join(f"{number} {self._causes[name]}" for name, number in numbers.items() if number)

@@ -111,3 +111,11 @@ def test_what_forget_makes_is_no_setting_that_has_changed_when_a_run_is_resumed(
     run(tmp_path, 1, Remembering())
     run(tmp_path, 2, Remembering(), ckpt_path="last")
     run(tmp_path, 3, Remembering(), ckpt_path="last")  # the identity in the second checkpoint is the same
+
+
+def test_a_test_leaves_what_callbacks_have_collected(tmp_path):
+    remembering = Remembering()
+    run(tmp_path, 2, remembering)
+    federation = Federation(2, accelerator="cpu", devices=1, callbacks=[remembering], default_root_dir=tmp_path)
+    federation.test(blobs_module(), blobs(), lcfed())
+    assert remembering.seen == [0, 1]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lcfl.core.part_words import attributes_beyond_fields, beyond_repr
+from lcfl.core.part_words import beyond_repr, settings_beyond_fields
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,14 @@ class Scale:
 
     @cached_property
     def square(self):
-        return self.factor**2
+        return torch.as_tensor(self.factor) ** 2
 
 
 class Shifted(Scale):
     def __init__(self, shift, factor=1.0):
         super().__init__(factor)
-        self.shift, self._scratch = shift, object()
+        self.shift, self._scratch, self.log = shift, object(), print
+        self.vector = torch.zeros(2)
 
 
 def long_vector(middle, kind):
@@ -35,7 +36,7 @@ def long_vector(middle, kind):
 def test_a_dataclass_with_plain_fields_has_no_more_than_its_repr():
     part = Scale(2.0)
     assert part.square == 4.0
-    assert beyond_repr(part) == "" and attributes_beyond_fields(part) == {}
+    assert beyond_repr(part) == "" and settings_beyond_fields(part) == {}
 
 
 @pytest.mark.parametrize(
@@ -47,8 +48,15 @@ def test_tensors_are_told_apart_by_every_number(make):
     assert beyond_repr(Scale(make(5.0))) == beyond_repr(Scale(make(5.0)))
 
 
-def test_a_plain_subclass_has_its_public_attributes():
+def test_a_plain_subclass_has_the_arguments_that_it_keeps():
     part = Shifted(3)
     assert part.square == 1.0
-    assert attributes_beyond_fields(part) == {"shift": 3}
+    assert settings_beyond_fields(part) == {"shift": 3}
     assert beyond_repr(part) == " shift=3"
+
+
+def test_tensors_of_every_kind_have_a_text():
+    kinds = [torch.bfloat16, torch.float32, torch.complex64, torch.bool]
+    made = [Scale(torch.ones((), dtype=kind)) for kind in kinds] + [Scale(torch.ones(1, requires_grad=True))]
+    made += [Scale(np.array(["a", None], dtype=object)), Scale(np.array(["b", None], dtype=object))]
+    assert len({beyond_repr(part) for part in made}) == len(made)

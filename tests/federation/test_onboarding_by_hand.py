@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from lcfl.federation.onboarding import onboard
 from lcfl.runs import checkpoint, checkpoint_lookup
 from tests.federation.test_onboarding import Parity, trained
-from tests.helpers.builders import blobs, blobs_module, dealt, linear_module, linear_step, two_sided
+from tests.helpers.builders import blobs, blobs_module, dealt, fedavg, linear_module, linear_step, two_sided
 from tests.helpers.clustered import fedgroup, pacfl
 from tests.methods.clustering.test_one_shot import fedclust
 
@@ -28,6 +29,15 @@ def test_a_place_that_is_no_cluster_is_refused(tmp_path, monkeypatch, place):
     monkeypatch.setattr(type(method.clustering[0]), "place_newcomer", lambda *_: place)
     with pytest.raises(ValueError, match=rf"place_newcomer: got {place!r}; .* the number of a cluster, from 0 to 1\.$"):
         onboard(path, module, data, method, 1, "cpu")
+
+
+def test_a_newcomer_whose_classes_weigh_nothing_is_measured_without_a_loss(tmp_path):
+    weight = torch.tensor([1.0] * 4 + [0.0] * 4)
+    data, module, method = blobs(8, newcomers=4), blobs_module(loss=nn.CrossEntropyLoss(weight)), fedavg()
+    path = checkpoint_lookup.newest([trained(tmp_path, method, data, module, rounds=1)])
+    found = onboard(path, module, data, method, 1, "cpu").evaluation.by_name
+    measured = {name: len(found[f"test/own_split/after/{name}"].values) for name in ("acc", "loss")}
+    assert measured["acc"] == 4 > measured["loss"]
 
 
 def five_clients():

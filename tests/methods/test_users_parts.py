@@ -1,5 +1,6 @@
 """Tests what parts of the user's own may and may not do: draw, change what others hold, and leave something out."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -86,6 +87,44 @@ def test_what_a_part_draws_depends_on_the_seed_alone(tmp_path, method):
     assert not torch.equal(models[0], trained(tmp_path, method, seed=1).global_model)
 
 
+def test_what_an_exchange_draws_is_the_same_with_every_engine(tmp_path):
+    plain, drawn = (
+        [
+            trained(tmp_path, of(exchange=exchange), 1, engine=engine).global_model
+            for engine in ("sequential", "compiled")
+        ]
+        for exchange in (FullModel(), DrawsUp())
+    )
+    added = [noisy - without for noisy, without in zip(drawn, plain, strict=True)]
+    assert added[0].abs().max() > 1e-3
+    assert torch.allclose(added[0], added[1], atol=1e-5)
+
+
+def test_a_resumed_run_draws_in_on_fit_start_what_the_whole_run_drew(tmp_path):
+    @dataclass
+    class Draws(Clustering):
+        def on_fit_start(self, server, state):
+            self.vector = torch.randn(3).tolist()
+
+    found = []
+    for rounds, ckpt_path in ((1, None), (2, "last")):
+        clustering = Draws()
+        trained(tmp_path, of(None, ClusterModel(), ClusterMean(**OWN), [clustering]), rounds, ckpt_path)
+        found.append(clustering.vector)
+    assert found[0] == found[1]
+
+
+@dataclass
+class Misplaces(Clustering):
+    def on_round_start(self, server, state):
+        state.assignment = torch.full((state.num_clients,), 9)
+
+
+def test_clusters_that_do_not_exist_are_blamed_on_the_clustering_that_set_them(tmp_path):
+    with pytest.raises(ValueError, match=r"^Misplaces: state\.assignment has numbers from 9 to 9"):
+        trained(tmp_path, of(None, ClusterModel(), ClusterMean(**OWN), [Misplaces()]))
+
+
 # changes in place
 
 
@@ -126,6 +165,18 @@ class ChangesReceived(UpdateFault):
 class ChangesGlobalModel(GlobalMean):
     def __call__(self, state, uploads, layout):
         state.global_model.copy_(torch.stack([each.payload["model"] for each in uploads]).mean(dim=0))
+
+
+@dataclass(frozen=True)
+class RemembersInference(LocalTraining):
+    def __call__(self, state, downlink, data, engine):
+        with torch.inference_mode():
+            memory = torch.ones(3)
+        return replace(super().__call__(state, downlink, data, engine), memory=memory)
+
+
+def test_tensors_of_inference_mode_may_be_kept(tmp_path):
+    assert trained(tmp_path, of(RemembersInference(steps=1))).clients[0].memory.tolist() == [1.0] * 3
 
 
 @pytest.mark.parametrize(
@@ -191,9 +242,24 @@ class LossWithGradient(LocalTraining):
 @dataclass
 class OddExtraRounds(Clustering):
     clients: Sequence[int] = ()
+    exchange: Exchange | None = None
 
     def warmup_rounds(self, num_clients):
-        return [ExtraRound(self.clients)]
+        return [ExtraRound(self.clients, exchange=self.exchange)]
+
+
+@dataclass
+class OddLaterRounds(Clustering):
+    has_extra_rounds: ClassVar[bool] = True
+
+    def extra_round(self, state, sampled):
+        return ExtraRound([state.num_clients])
+
+
+@dataclass(frozen=True)
+class WithoutSends(Exchange):
+    def down(self, state, client, layout):
+        return Downlink({})
 
 
 def test_an_exchange_that_does_not_say_what_it_is_is_refused():
@@ -204,7 +270,10 @@ def test_an_exchange_that_does_not_say_what_it_is_is_refused():
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        (of(exchange=ReturnsNothing()), "ReturnsNothing.at_server returned None; it must return a Uplink"),
+        (
+            of(exchange=ReturnsNothing()),
+            "ReturnsNothing.at_server returned None; its type must be Uplink",
+        ),
         (of(exchange=Misspelt()), r"Misspelt.down: sends 'modle', which its sends does not name \(model\)"),
         (of(exchange=Short()), r"got a model of shape \[1\] in a mean of models of shape"),
         (of(LossWithGradient(steps=1)), r"LossWithGradient returned a loss that requires a gradient; .* loss\.detach"),
@@ -214,6 +283,13 @@ def test_an_exchange_that_does_not_say_what_it_is_is_refused():
                 ((99,), "OddExtraRounds.warmup_rounds: got an ExtraRound with clients 99; .* from 0 to"),
                 ((-1,), "ExtraRound with clients -1"),
                 ((1, 1), "ExtraRound with clients 1, 1; they must be different"),
+            ]
+        ),
+        *(
+            (of(clustering=[clustering], exchange=ClusterModel(), aggregation=ClusterMean(**OWN)), words)
+            for clustering, words in [
+                (OddLaterRounds(), "OddLaterRounds.extra_round: got an ExtraRound with clients 12"),
+                (OddExtraRounds((1,), WithoutSends()), "WithoutSends does not say what it is: .* attributes sends"),
             ]
         ),
     ],
@@ -229,7 +305,8 @@ def test_a_local_update_that_cannot_go_from_process_to_process_is_refused_before
         pass
 
     assert trained(tmp_path, of(Hidden(steps=1))).round == 2
-    with pytest.raises(ValueError, match=r"^method\.local_update: Hidden cannot go from process to process"):
+    assert trained(tmp_path, of(Hidden(steps=1)), devices=2, evaluate_models=[], final_models=[]).round == 2
+    with pytest.raises(ValueError, match=r"^method\.local_update: Hidden cannot be sent to another process"):
         trained(tmp_path, of(Hidden(steps=1)), devices=2)
 
 
@@ -287,3 +364,23 @@ def test_a_setting_of_a_plain_subclass_may_not_change_when_a_run_is_resumed(tmp_
     assert fit(0.5, 2, "last").round == 2
     with pytest.raises(ValueError, match=words):
         fit(5.0, 3, "last")
+
+
+class Counting(GlobalMean):
+    """Counts its calls, and has a logger."""
+
+    def __init__(self, log):
+        super().__init__()
+        self.log, self.calls = log, 0
+
+    def __call__(self, state, uploads, layout):
+        object.__setattr__(self, "calls", self.calls + 1)
+        super().__call__(state, uploads, layout)
+
+
+def test_what_a_plain_subclass_counts_and_logs_is_no_setting(tmp_path):
+    method = of(aggregation=Counting(logging.getLogger("mine")))
+    trained(tmp_path, method, 1)
+    assert trained(tmp_path, method, 2, "last").round == 2
+    federation = Federation(2, default_root_dir=tmp_path, accelerator="cpu", devices=1, enable_progress_bar=False)
+    assert federation.test(blobs_module(), blobs(), method)

@@ -7,7 +7,8 @@ from lcfl.server.reception import Received
 from lcfl.server.usable_updates import MOST_FAILED_ROUNDS, UsableUpdates
 
 USED = Received({0: None}, num_lost=0, num_failed=3, num_refused=0, up_bytes=0)
-FAILED = Received({}, num_lost=1, num_failed=2, num_refused=1, up_bytes=0)
+FAILED = Received({}, num_lost=1, num_failed=2, num_refused=0, up_bytes=0)
+REFUSED = Received({}, num_lost=0, num_failed=2, num_refused=1, up_bytes=0)
 LOST = Received({}, num_lost=4, num_failed=0, num_refused=0, up_bytes=0)
 
 
@@ -22,14 +23,11 @@ def count(updates, *rounds):
         updates.check_last_rounds()
 
 
-def test_error_names_the_causes_of_the_rounds_in_a_row(updates):
-    count(updates, FAILED, USED, *[FAILED] * (MOST_FAILED_ROUNDS - 1))
-    with pytest.raises(ValueError, match=r"20 rounds .*: 40 were not finite .* and 20 were beyond .*=2\.5 \(raise"):
+@pytest.mark.parametrize("other", [USED, REFUSED])
+def test_an_update_that_is_finite_begins_the_count_again(updates, other):
+    count(updates, *[FAILED] * (MOST_FAILED_ROUNDS - 1), other, *[FAILED] * (MOST_FAILED_ROUNDS - 1))
+    with pytest.raises(ValueError, match=r"each of the last 20 rounds .*: 40 were not finite \(set a smaller model"):
         count(updates, FAILED)
-
-
-def test_an_update_that_is_used_begins_the_count_again(updates):
-    count(updates, *[FAILED] * (MOST_FAILED_ROUNDS - 1), USED, *[FAILED] * (MOST_FAILED_ROUNDS - 1))
 
 
 def test_rounds_without_updates_do_not_count(updates):

@@ -95,12 +95,20 @@ class ExtraRound:
     sends_own: bool = False
 
     def check(self, by: str, num_clients: int) -> None:
-        """Raises a ValueError unless its clients are different numbers of clients; `by` says whose round it is."""
-        if len(set(self.clients)) < len(self.clients) or not set(self.clients) <= set(range(num_clients)):
+        """Raises a ValueError for clients that do not exist or occur twice, and for an exchange without `sends`.
+
+        Args:
+            by: whose round it is, for the message.
+            num_clients: the number of clients.
+        """
+        numbers = [int(client) for client in self.clients]
+        if len(set(numbers)) < len(numbers) or not set(numbers) <= set(range(num_clients)):
             raise ValueError(
-                f"{by}: got an ExtraRound with clients {abbreviated(self.clients)}; they must be different numbers "
-                f"from 0 to {num_clients - 1}."
+                f"{by}: got an ExtraRound with clients {abbreviated(numbers)}; they must be different numbers from 0 "
+                f"to {num_clients - 1}."
             )
+        if self.exchange is not None:
+            self.exchange.check_attributes("sends")
 
 
 class Clustering(Callback):

@@ -78,6 +78,14 @@ class Exchange(CheckedFields, ABC):
         is_seen = self.uploads_whole and "model" in self.returns and not self.transforms
         return self.keeps_model and not is_seen
 
+    def check_attributes(self, *names: str) -> None:
+        """Raises a ValueError if it lacks one of these class attributes."""
+        if missing := [name for name in names if not hasattr(self, name)]:
+            raise ValueError(
+                f"method: {type(self).__name__} does not say what it is: set its class attributes "
+                f"{', '.join(missing)}, as described in lcfl.Exchange."
+            )
+
     def check(self, layout: Layout) -> None:
         """Checks that it can exchange a network; called before any data is loaded.
 
