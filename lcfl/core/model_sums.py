@@ -33,8 +33,8 @@ def add_models(total: Tensor, models: Sequence[Tensor], factors: Sequence[float]
     Raises:
         ValueError: for a model of another shape, which would be added up as something else.
     """
-    if wrong := next((list(model.shape) for model in models if model.shape != total.shape), None):
-        raise ValueError(f"got a model of shape {wrong} in a mean of models of shape {list(total.shape)}.")
+    if wrong := [list(model.shape) for model in models if model.shape != total.shape]:
+        raise ValueError(f"got a model of shape {wrong[0]} in a mean of models of shape {list(total.shape)}.")
 
     def add_block(begin: int) -> None:
         part = total[begin : begin + BLOCK]

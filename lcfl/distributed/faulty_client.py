@@ -50,8 +50,8 @@ def as_sent(
         if not isinstance(parameters, Tensor) or parameters.shape != honest.shape or parameters.dtype != honest.dtype:
             got = getattr(parameters, "dtype", type(parameters).__name__), list(getattr(parameters, "shape", ()))
             raise ClientOutputError(
-                f"{name} returned {got[0]} of shape {got[1]}; it must return a "
-                f"tensor of torch.float32 and shape [{num_parameters}]."
+                f"{name} returned {got[0]} of shape {got[1]}; it must return a tensor of torch.float32 and shape "
+                f"[{num_parameters}]."
             )
     if parameters is honest:
         return output

@@ -197,9 +197,8 @@ class Worker:
             is_faulty = task.client in self.data.population.faulty
             sent, state = self._corrupted(output, state, downlink, task) if is_faulty else (output, state)
             with _unchanged(task, type(exchange).__name__, output=output):
-                payload = exchange.encode(
-                    sent, task.downlink, engine.layout, rng.generator(self.seed, "upload", *address)
-                )
+                draw = rng.generator(self.seed, "upload", *address)
+                payload = exchange.encode(sent, task.downlink, engine.layout, draw)
             check_payload(type(exchange).__name__, payload)
         uplink = Uplink(task.client, payload, len(indices))
         result = TrainingResult.of(uplink, output, state, bool(exchange.noises))
@@ -282,9 +281,14 @@ def _unchanged(
     held: dict[str, list[Mapping[str, Tensor]]] = {
         RECEIVED: [task.downlink.payload, *([] if downlink is None else [downlink.payload])],
         KEPT: [{name: each for name in VECTORS if (each := getattr(task.state, name)) is not None}],
-        RETURNED: [] if output is None else [{"model": output.model}, output.extras],
+        RETURNED: [] if output is None else [{"model": output.model}, _tensors(output.extras)],
     }
     return unchanged(held, ClientOutputError, by)
+
+
+def _tensors(extras: Mapping[str, object]) -> dict[str, Tensor]:
+    """Returns those of the user's extras that are tensors; the others are refused if the exchange sends them."""
+    return {name: each for name, each in extras.items() if isinstance(each, Tensor)}
 
 
 def _is_check_of_lcfl(error: Exception) -> bool:

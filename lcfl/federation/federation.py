@@ -176,11 +176,10 @@ class Federation(Settings):
                 self.device_type, self.devices, self.num_nodes, self.strategy, most=schedule.clients_per_round
             )
             check_meeting(placement)
-            kinds = schedule.evaluated_kinds(method.exchange, is_final=True)
-            trained = [method.exchange.evaluation_update(kind, method.local_update) for kind in kinds]
             if placement.strategy == "ddp_fork":
-                for update in filter(None, trained):
-                    check_sendable(update)
+                for kind in schedule.evaluated_kinds(method.exchange, is_final=True):
+                    if update := method.exchange.evaluation_update(kind, method.local_update):
+                        check_sendable(update)
         else:
             placement = Placement(1, 1, "auto")
         fabric = Fabric(

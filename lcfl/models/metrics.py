@@ -12,8 +12,8 @@ from lcfl.core.validation import check_instance
 
 __all__ = [
     "CLASS_LOSSES",
-    "counted_targets",
     "accuracy",
+    "counted_targets",
     "ignore_index",
     "keep_apart",
     "metric_collection",
