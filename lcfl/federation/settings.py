@@ -40,7 +40,7 @@ IN_PLACE = {  # option of lightning.Trainer: what to set in lcfl; nothing if it 
     "min_epochs": ROUNDS,
     "max_steps": ROUNDS,
     "min_steps": ROUNDS,
-    "max_time": "a limit from outside, as in `timeout 1h lcfl fit ...`; the run then completes its round and saves a checkpoint",
+    "max_time": "a limit from outside, as in `timeout 1h lcfl fit ...`; the run then saves a checkpoint and ends",
     "limit_train_batches": "steps of method.local_update",
     "limit_val_batches": "trainer.evaluate_clients",
     "limit_test_batches": "trainer.evaluate_clients",
