@@ -2,14 +2,14 @@
 
 import hashlib
 import inspect
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-__all__ = ["beyond_repr", "is_setting", "settings_beyond_fields"]
+__all__ = ["beyond_repr", "is_setting", "kept_arguments", "settings_beyond_fields"]
 
 
 def is_setting(value: Any) -> bool:
@@ -19,18 +19,21 @@ def is_setting(value: Any) -> bool:
     return isinstance(value, bool | int | float | str | Enum | np.generic)
 
 
-def settings_beyond_fields(part: Any) -> dict[str, Any]:
-    """Returns the arguments that a plain subclass of a dataclass keeps in attributes of their names, or private ones.
+def kept_arguments(part: Any) -> dict[str, Any]:
+    """Returns the arguments that an object keeps in attributes of their names, or private ones, except for fields.
 
-    A dataclass has only fields. Other attributes may hold counters, caches and loggers.
+    A private attribute that is named in `remembers` changes during a run, and is no argument.
     """
-    kind = type(part)
-    if "__dataclass_fields__" in vars(kind):
-        return {}
-    known = {item.name for item in fields(part)}
-    added = [each for each in inspect.signature(kind.__init__).parameters if each not in known]
-    kept = vars(part)
-    return {name: kept[name] for each in added for name in (each, f"_{each}") if is_setting(kept.get(name))}
+    known = {item.name for item in fields(part)} if is_dataclass(part) else set()
+    arguments = [each for each in inspect.signature(type(part).__init__).parameters if each not in known]
+    private = [f"_{each}" for each in arguments if each not in getattr(part, "remembers", ())]
+    kept = getattr(part, "__dict__", {})
+    return {name: kept[name] for name in sorted(arguments + private) if is_setting(kept.get(name))}
+
+
+def settings_beyond_fields(part: Any) -> dict[str, Any]:
+    """Returns the `kept_arguments` of a plain subclass of a dataclass; a dataclass itself has only fields."""
+    return {} if "__dataclass_fields__" in vars(type(part)) else kept_arguments(part)
 
 
 def beyond_repr(part: Any) -> str:

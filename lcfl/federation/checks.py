@@ -15,7 +15,7 @@ from lcfl.federation.effects import warn_of_idle_pulls, warn_of_method, warn_of_
 from lcfl.federation.module_checks import check_module, check_rate, warn_of_large_steps
 from lcfl.methods.clustering import Clustering
 from lcfl.methods.compatibility import check_rounds, check_start
-from lcfl.methods.local.training import LocalUpdate
+from lcfl.methods.exchange import ModelKind
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
 
@@ -117,16 +117,22 @@ def check_method(method: Method, module: FederatedModule, num_clients: int) -> N
     warn_of_large_steps(module, optimizer, (*method.exchange.sends, *method.local_update.adds))
 
 
-def check_sendable(local_update: LocalUpdate) -> None:
+def check_sendable(method: Method, kinds: Sequence[ModelKind]) -> None:
     """Refuses a local update that cannot go from process to process, as it does for models that an evaluation trains.
+
+    Args:
+        method: the method.
+        kinds: the kinds of model that are evaluated.
 
     Raises:
         ValueError: if its class, or what it holds, is not found by its name, like what is defined in a function.
     """
-    try:
-        pickle.dumps(local_update)
-    except Exception as error:  # of any kind, because the user's class may say how it is pickled
-        raise ValueError(
-            f"method.local_update: {type(local_update).__name__} cannot be sent to another process ({error}). Define "
-            "its class and the functions that it holds by name in a module or script, or set trainer.devices to 1."
-        ) from error
+    for local_update in filter(None, (method.exchange.evaluation_update(kind, method.local_update) for kind in kinds)):
+        try:
+            pickle.dumps(local_update)
+        except Exception as error:  # of any kind, because the user's class may say how it is pickled
+            raise ValueError(
+                f"method.local_update: {type(local_update).__name__} cannot be sent to another process ({error}). "
+                "Define its class and the functions that it holds by name in a module or script, or set "
+                "trainer.devices to 1."
+            ) from error

@@ -177,9 +177,7 @@ class Federation(Settings):
             )
             check_meeting(placement)
             if placement.strategy == "ddp_fork":
-                for kind in schedule.evaluated_kinds(method.exchange, is_final=True):
-                    if update := method.exchange.evaluation_update(kind, method.local_update):
-                        check_sendable(update)
+                check_sendable(method, schedule.evaluated_kinds(method.exchange, is_final=True))
         else:
             placement = Placement(1, 1, "auto")
         fabric = Fabric(

@@ -17,7 +17,7 @@ from torchmetrics import Metric
 from lcfl.core import rng
 from lcfl.core.earlier_versions import is_implied, public_name
 from lcfl.core.metric_names import Reported
-from lcfl.core.part_words import is_setting, settings_beyond_fields
+from lcfl.core.part_words import is_setting, kept_arguments, settings_beyond_fields
 from lcfl.models.module import FederatedModule
 
 __all__ = ["added_attributes", "describe", "describe_metrics", "describe_module", "differences", "needed_for"]
@@ -77,9 +77,7 @@ def _kept_privately(value: Any) -> list[str]:
     """Returns the private attributes of a user's object that keep plain arguments: ``_at`` for ``at``."""
     if type(value).__module__.startswith("lcfl."):
         return []
-    arguments = inspect.signature(type(value).__init__).parameters.keys() - set(getattr(value, "remembers", ()))
-    kept = getattr(value, "__dict__", {})
-    return [f"_{name}" for name in sorted(arguments) if is_setting(kept.get(f"_{name}"))]
+    return [name for name in kept_arguments(value) if name.startswith("_")]
 
 
 def _path_of(value: Any) -> str:

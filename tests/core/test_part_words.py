@@ -60,3 +60,15 @@ def test_tensors_of_every_kind_have_a_text():
     made = [Scale(torch.ones((), dtype=kind)) for kind in kinds] + [Scale(torch.ones(1, requires_grad=True))]
     made += [Scale(np.array(["a", None], dtype=object)), Scale(np.array(["b", None], dtype=object))]
     assert len({beyond_repr(part) for part in made}) == len(made)
+
+
+class Remembering(Scale):
+    remembers = ("best",)
+
+    def __init__(self, best, depth):
+        super().__init__()
+        self._best, self._depth = best, depth
+
+
+def test_what_is_remembered_is_no_setting():
+    assert settings_beyond_fields(Remembering(0.0, 3)) == {"_depth": 3}
