@@ -1,9 +1,10 @@
 """Measures a client's local run on a CPU by the engines `compiled` and `sequential`, and by plain PyTorch loops.
 
     python benchmarks/engines.py --json engines.json
+    python benchmarks/engines.py --networks LeNet5 MLP --optimizer Adam
 
-A run is five steps of plain SGD from given weights, on random samples that are in memory, and the addition of the
-trained model to a sum. The loops load a state dict, step with torch.optim.SGD and add up state dicts; one of them has
+A run is five steps of plain SGD, or Adam, from given weights, on random samples that are in memory, and the addition of
+the trained model to a sum. The loops load a state dict, step with torch.optim and add up state dicts; one of them has
 the channels of images innermost. All entries use one thread and take turns. The table shows the milliseconds
 of processor time for a step, the least of all turns. The last columns are the engine that ``auto`` takes and its time
 divided by the shortest.
@@ -36,7 +37,8 @@ STEPS = 5
 BATCHES = (10, 32, 64)
 ENGINES = ("compiled", "sequential")
 ONE_HIDDEN = partial(networks.MLP, 784, (200,), 10)
-SGD = partial(torch.optim.SGD, lr=0.01)
+OPTIMIZERS = {"SGD": partial(torch.optim.SGD, lr=0.01), "Adam": torch.optim.Adam}
+LOSSES = {"classes": nn.CrossEntropyLoss, "numbers": nn.MSELoss}  # by the targets
 
 
 class Transformer(networks.SplitNetwork):
@@ -82,9 +84,16 @@ class Loop:
     """What a plain loop over clients does for one of them."""
 
     def __init__(
-        self, network: nn.Module, inputs: Tensor, targets: Tensor, channels_last: bool, precision: str
+        self,
+        network: nn.Module,
+        inputs: Tensor,
+        targets: Tensor,
+        channels_last: bool,
+        precision: str,
+        optimizer: Callable[..., torch.optim.Optimizer],
+        loss: nn.Module,
     ) -> None:
-        self.is_mixed = precision != "32-true"
+        self.is_mixed, self.make_optimizer, self.loss = precision != "32-true", optimizer, loss
         self.order = torch.channels_last if channels_last else torch.contiguous_format
         self.network = network.to(memory_format=self.order)
         self.inputs, self.targets = inputs.contiguous(memory_format=self.order), targets
@@ -94,11 +103,11 @@ class Loop:
     def __call__(self, batches: Sequence[np.ndarray]) -> None:
         """Trains one client."""
         self.network.load_state_dict(self.start)
-        optimizer = SGD(self.network.parameters())
+        optimizer = self.make_optimizer(self.network.parameters())
         for indices in batches:
             chosen = torch.from_numpy(indices)
             with torch.autocast("cpu", torch.bfloat16, enabled=self.is_mixed):
-                loss = nn.functional.cross_entropy(self.network(self.inputs[chosen]), self.targets[chosen])
+                loss = self.loss(self.network(self.inputs[chosen]), self.targets[chosen])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -106,29 +115,33 @@ class Loop:
             self.total[name] += value
 
 
-def data_of(shape: Sequence[int], number: int) -> FederatedDataModule:
-    """Returns data with one client: tokens for the shapes of text, otherwise random numbers."""
+def data_of(shape: Sequence[int], number: int, task: str) -> FederatedDataModule:
+    """Returns data with one client: tokens for the shapes of text, otherwise numbers, and ten classes or targets."""
     draw = torch.Generator().manual_seed(0)
     is_text = shape in (CHARACTERS, TOKENS)
     inputs = (
         torch.randint(80, (number, *shape), generator=draw) if is_text else torch.randn(number, *shape, generator=draw)
     )
-    data = FederatedDataModule(Tensors((inputs, torch.randint(10, (number,), generator=draw))), IID(), 1)
+    labels = torch.randint(10, (number,), generator=draw)
+    targets = labels if task == "classes" else torch.randn(number, 10, generator=draw)
+    data = FederatedDataModule(Tensors((inputs, targets)), IID(), 1)
     data.prepare_data()
     data.setup()
     return data
 
 
 def runs_of(
-    name: str, batch_size: int, precision: Precision
+    name: str, batch_size: int, precision: Precision, optimizer_name: str, task: str
 ) -> tuple[dict[str, Callable[[Sequence[np.ndarray]], None]], str]:
     """Returns one client's run by every engine and loop, and the engine that ``auto`` takes."""
     make, cut, shape = NETWORKS[name]
-    data, fabric = data_of(shape, STEPS * batch_size * 2), Fabric(accelerator="cpu", devices=1, precision=precision)
+    data, fabric = data_of(shape, STEPS * batch_size * 2, task), Fabric(accelerator="cpu", precision=precision)
     data.batch_size = batch_size
+    optimizer, loss = OPTIMIZERS[optimizer_name], LOSSES[task]()
+    new_module = partial(FederatedModule, make, optimizer, cut=cut, loss=loss, report="loss")
     runs: dict[str, Callable[[Sequence[np.ndarray]], None]] = {}
     for engine_name in ENGINES:
-        module = FederatedModule(make, SGD, cut=cut)
+        module = new_module()
         try:
             chosen = choose_engine(engine_name, module, data, "cpu", precision)
         except ValueError:
@@ -138,9 +151,9 @@ def runs_of(
     inputs, targets = data.samples.batch(np.arange(len(data.samples)), torch.device("cpu"))
     for channels_last in (False, True)[: 1 + (inputs.dim() == 4)]:
         runs["loop, channels_last" if channels_last else "loop"] = Loop(
-            make(), inputs, targets, channels_last, precision
+            make(), inputs, targets, channels_last, precision, optimizer, loss
         )
-    return runs, choose_engine("auto", FederatedModule(make, SGD, cut=cut), data, "cpu", precision).name
+    return runs, choose_engine("auto", new_module(), data, "cpu", precision).name
 
 
 def _add_run(run: Callable, model: Tensor, total: Tensor, batches: Sequence[np.ndarray]) -> None:
@@ -169,17 +182,20 @@ def main(args: Sequence[str] | None = None) -> list[dict[str, object]]:
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
     parser.add_argument("--precision", choices=get_args(Precision), default="32-true")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="SGD")
+    parser.add_argument("--targets", choices=LOSSES, default="classes", help="numbers have the squared error as loss")
     parser.add_argument("--seconds", type=float, default=4.0, help="processor seconds for an entry, on average")
     parser.add_argument("--json", type=Path, help="file for the numbers")
     options = parser.parse_args(args)
     torch.set_num_threads(1)
     columns = [*ENGINES, "loop", "loop, channels_last"]
-    print(f"torch {torch.__version__}, {options.precision}; processor ms for a step, one thread")
+    setting = f"{options.precision}, {options.optimizer}, {options.targets}"
+    print(f"torch {torch.__version__}, {setting}; processor ms for a step, one thread")
     print(f"| network | batch | {' | '.join(columns)} | auto | x fastest |\n|{'---|' * (len(columns) + 4)}")
     rows: list[dict[str, object]] = []
     for name in options.networks:
         for batch_size in options.batches:
-            runs, chosen = runs_of(name, batch_size, options.precision)
+            runs, chosen = runs_of(name, batch_size, options.precision, options.optimizer, options.targets)
             batches = list(np.random.default_rng(0).permutation(STEPS * batch_size).reshape(STEPS, batch_size))
             least = milliseconds(runs, batches, options.seconds)
             ratio = least[chosen] / min(least.values())

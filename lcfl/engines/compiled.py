@@ -17,9 +17,9 @@ from lcfl.data.spec import SampleSpec
 from lcfl.engines import kernels
 from lcfl.engines.forward_graph import Unsupported
 from lcfl.engines.sequential import SequentialEngine, check_steps
+from lcfl.engines.step_settings import check_loss, check_outputs, loss_settings, optimizer_settings
 from lcfl.engines.tracing import Program, trace
 from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
-from lcfl.methods.local.sgd import sgd_settings
 from lcfl.models.hooks import has_hooks
 from lcfl.models.layout import Part
 from lcfl.models.module import FederatedModule
@@ -53,38 +53,27 @@ def check_compiled(
         raise Unsupported(f"it computes on a CPU, in 32-true or bf16-mixed, not in {precision} on {device}")
     if spec.dtype != torch.float32:
         raise Unsupported(f"the inputs are {spec.dtype}, not torch.float32")
-    if spec.num_classes is None:
-        raise Unsupported("the targets are not classes")
     for name in REPLACED:
         if name in vars(module) or getattr(type(module), name) is not getattr(FederatedModule, name):
             raise Unsupported(f"{type(module).__name__} defines its own {name}")
-    loss = module.loss
-    if has_hooks(module) or has_hooks(loss) or "forward" in vars(loss):
-        raise Unsupported(f"{type(module).__name__} or its loss has hooks or another forward")
-    if type(loss) is not nn.CrossEntropyLoss or loss.weight is not None or loss.label_smoothing > 0:
-        raise Unsupported(f"the loss is {loss}, not the plain cross-entropy")
-    if loss.ignore_index >= 0:
-        raise Unsupported(f"the loss ignores label {loss.ignore_index}")
-    if loss.reduction != "mean":
-        raise Unsupported(f"the loss is a {loss.reduction}, not a mean")
-    if sgd_settings(module) is None:
-        raise Unsupported(
-            f"the optimizer is {type(module.configure_optimizers()).__name__}, not torch.optim.SGD that minimizes, "
-            "without hooks, with the same plain settings for all parameters"
-        )
+    if has_hooks(module):
+        raise Unsupported(f"{type(module).__name__} has hooks")
+    check_loss(module.loss, spec)
+    optimizer_settings(module)
     program = trace(module.network, spec.shape, module.layout)
+    check_outputs(module.loss, spec, program.num_outputs)
     try:
         opened = kernels.OpenProgram(program.arguments, precision == "bf16-mixed")
     except kernels.Unavailable as error:
         raise Unsupported(str(error)) from None
     if precision == "bf16-mixed" and not opened.is_in_bfloat16:
         raise Unsupported(NEEDS_BFLOAT16)
-    _check_scores(module, spec.shape, program)
+    _check_outputs(module, spec.shape, program)
     return program
 
 
-def _check_scores(module: FederatedModule, shape: Sequence[int], program: Program) -> None:
-    """Checks that the network and its program give two random samples the same class scores, in float32.
+def _check_outputs(module: FederatedModule, shape: Sequence[int], program: Program) -> None:
+    """Checks that the network and its program give two random samples the same outputs, in float32.
 
     A network whose code does what a trace does not show would otherwise be trained as another one.
     """
@@ -95,28 +84,16 @@ def _check_scores(module: FederatedModule, shape: Sequence[int], program: Progra
             wanted = network(inputs)
     except Exception as error:
         raise Unsupported(f"it cannot take two random inputs ({type(error).__name__}: {error})") from None
-    if wanted.shape != (2, program.num_scores):
-        raise Unsupported(f"it returns {list(wanted.shape)} for two samples, and its trace {program.num_scores} each")
-    scores, opened = torch.empty(2, program.num_scores), kernels.OpenProgram(program.arguments)
+    if wanted.shape != (2, program.num_outputs):
+        raise Unsupported(f"it returns {list(wanted.shape)} for two samples, and its trace {program.num_outputs} each")
+    outputs, opened = torch.empty(2, program.num_outputs), kernels.OpenProgram(program.arguments)
     model = module.layout.pack(network)
     buffers = model[module.layout.num_parameters :] if (apart := module.buffer_layout) is None else apart.pack(network)
     kernels.load().lcfl_scores(
-        opened.address, *(each.data_ptr() for each in (model, buffers, inputs)), 2, scores.data_ptr()
+        opened.address, *(each.data_ptr() for each in (model, buffers, inputs)), 2, outputs.data_ptr()
     )
-    if not torch.allclose(scores, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max()), equal_nan=True):
-        raise Unsupported("its class scores are not those of its trace")
-
-
-def _sgd(module: FederatedModule) -> kernels.Sgd:
-    """Returns the module's SGD and its pulls as the kernels expect them."""
-    settings = sgd_settings(module)
-    assert settings is not None, "check_compiled refuses other optimizers"
-    return kernels.Sgd(
-        **vars(settings),
-        cluster_weight=module.cluster_weight,
-        global_weight=module.global_weight,
-        num_embedding=module.layout.num_embedding,
-    )
+    if not torch.allclose(outputs, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max()), equal_nan=True):
+        raise Unsupported("its outputs are not those of its trace")
 
 
 class CompiledEngine(SequentialEngine):
@@ -145,14 +122,16 @@ class CompiledEngine(SequentialEngine):
     ) -> None:
         super().__init__(fabric, module, samples, max_steps)
         bfloat16 = fabric.strategy.precision.precision == "bf16-mixed"
-        self._kernels, self._program = kernels.load(), kernels.OpenProgram(program.arguments, bfloat16)
+        self._kernels = kernels.load()
+        self._program = kernels.OpenProgram(program.arguments, bfloat16, loss_settings(module.loss))
         if bfloat16 and not self._program.is_in_bfloat16:  # a rank on another host than the one that chose the engine
             raise ValueError(f"trainer.engine: got compiled, but {NEEDS_BFLOAT16}; use sequential.")
-        self._descent = _sgd(module)
+        self._optimizer = optimizer_settings(module)
         self._num_parameters = module.layout.num_parameters
         self._needs_two = program.needs_two
         self._dropouts = program.dropouts
-        self._num_classes = program.num_scores
+        self._num_outputs = program.num_outputs
+        self._has_labels = isinstance(module.loss, nn.CrossEntropyLoss)
         self._shape = torch.Size(shape)
 
     def run_optimizer(
@@ -165,17 +144,16 @@ class CompiledEngine(SequentialEngine):
     ) -> OptimizerResult:
         """See `lcfl.methods.local.engine.Engine.run_optimizer`."""
         model, buffers = self._opened(start)
-        sgd = kernels.Sgd.from_buffer_copy(self._descent)
-        sgd.rate *= rate_scale
+        optimizer = kernels.Optimizer.from_buffer_copy(self._optimizer)
+        optimizer.rate *= rate_scale
         trained = self.layout.range_of(part)
-        sgd.begin, sgd.end = trained.start, trained.stop
-        velocity = torch.empty(self._num_parameters) if sgd.momentum else None
-        vectors = (velocity, *self._targets(pulls), self._correction(pulls))
-        options = ctypes.byref(sgd), *(None if each is None else each.data_ptr() for each in vectors)
+        optimizer.begin, optimizer.end = trained.start, trained.stop
+        vectors = (*self._moments(), *self._targets(pulls), self._correction(pulls))
+        options = ctypes.byref(optimizer), *(None if each is None else each.data_ptr() for each in vectors)
         losses = []
         gathered = self.samples.training_batches(islice(batches, self.max_steps), self.device)
-        for number, batch in enumerate(gathered):
-            sgd.first = number == 0
+        for number, batch in enumerate(gathered, start=1):
+            optimizer.step = number
             losses.append(self._at_batch(self._kernels.lcfl_step, model, buffers, batch, *options))
         check_steps(losses)
         self._close(buffers)
@@ -187,7 +165,7 @@ class CompiledEngine(SequentialEngine):
         vector, parameters = torch.empty(self._num_parameters), model[: self._num_parameters]
         gathered = self.samples.training_batch(batch, self.device)
         loss = self._at_batch(self._kernels.lcfl_gradient, model, buffers, gathered, vector.data_ptr())
-        weights = self._descent.cluster_weight, self._descent.global_weight
+        weights = self._optimizer.cluster_weight, self._optimizer.global_weight
         for target, weight in zip(self._targets(pulls), weights, strict=True):
             if target is not None:
                 apart = parameters[: len(target)] - target
@@ -204,7 +182,7 @@ class CompiledEngine(SequentialEngine):
         model, buffers = self._opened(model)
 
         def scores(inputs: Tensor) -> Tensor:
-            inputs, result = self._checked(inputs), torch.empty(len(inputs), self._num_classes)
+            inputs, result = self._checked(inputs), torch.empty(len(inputs), self._num_outputs)
             pointers = [each.data_ptr() for each in (model, buffers, inputs)]
             self._kernels.lcfl_scores(self._program.address, *pointers, len(inputs), result.data_ptr())
             return result
@@ -219,10 +197,16 @@ class CompiledEngine(SequentialEngine):
         buffers = apart.pack(self.module.network) if self.buffers is None else self.buffers
         return model, _vector(buffers, apart.size, "the client's buffers").clone()
 
+    def _moments(self) -> tuple[Tensor | None, Tensor | None]:
+        """Returns Adam's two moments ``[P]``, or the velocity of SGD, which needs no value before the first step."""
+        if self._optimizer.is_adam:
+            return torch.zeros(self._num_parameters), torch.zeros(self._num_parameters)
+        return (torch.empty(self._num_parameters) if self._optimizer.momentum else None), None
+
     def _targets(self, pulls: Pulls) -> list[Tensor | None]:
         """Returns Omega ``[P]`` and Phi ``[P_phi]`` as the kernels read them; None for a pull without a weight."""
         lengths = {"the cluster's centre": self._num_parameters, "the global embedding": self.layout.num_embedding}
-        weights = self._descent.cluster_weight, self._descent.global_weight
+        weights = self._optimizer.cluster_weight, self._optimizer.global_weight
         return [
             None if target is None or weight == 0 else _vector(target[:length], length, name).contiguous()
             for target, weight, (name, length) in zip(pulls[:2], weights, lengths.items(), strict=True)
@@ -242,7 +226,7 @@ class CompiledEngine(SequentialEngine):
         batch: tuple[Tensor, Tensor],
         *options: object,
     ) -> float:
-        """Calls a kernel for inputs ``[B, ...]`` and labels ``[B]``, and returns the loss."""
+        """Calls a kernel for inputs ``[B, ...]`` and labels ``[B]`` or numbers ``[B, C]``, and returns the loss."""
         inputs, targets = self._checked(batch[0]), batch[1]
         if len(inputs) == 0:
             raise ValueError("got a batch without samples; a step needs one at least.")
@@ -250,19 +234,15 @@ class CompiledEngine(SequentialEngine):
             raise ValueError(
                 "Expected more than 1 value per channel when training: a batch of one sample has no variance"
             )
-        if targets.dtype != torch.int64:
-            raise ValueError(f"labels: got {targets.dtype}; they must be torch.int64.")
-        if targets.shape != (len(inputs),):
-            raise ValueError(f"labels: got shape {list(targets.shape)} for {len(inputs)} samples; one each is needed.")
-        targets = targets.contiguous()
+        targets = self._checked_targets(targets, len(inputs))
         pointers = [each.data_ptr() for each in (model, buffers, inputs, targets)]
         masks = self._masks(len(targets))
         places = (ctypes.c_void_p * len(masks))(*(each.data_ptr() for each in masks))
         loss = kernel(self._program.address, *pointers, places, len(targets), *options)
         if loss == kernels.BAD_LABEL:
             raise ValueError(
-                f"labels: got {targets.min()} to {targets.max()}; they must be from 0 to {self._num_classes - 1}, as "
-                f"the network returns {self._num_classes} scores."
+                f"labels: got {targets.min()} to {targets.max()}; they must be from 0 to {self._num_outputs - 1}, as "
+                f"the network returns {self._num_outputs} scores."
             )
         return float(loss)
 
@@ -279,6 +259,16 @@ class CompiledEngine(SequentialEngine):
                 "trainer.engine=sequential, or change the augmentation or the transform."
             )
         return inputs.contiguous()
+
+    def _checked_targets(self, targets: Tensor, number: int) -> Tensor:
+        """Returns labels ``[B]`` or numbers ``[B, C]`` as the kernels read them."""
+        name, dtype = ("labels", torch.int64) if self._has_labels else ("numbers", torch.float32)
+        shape = (number,) if self._has_labels else (number, self._num_outputs)
+        if targets.dtype != dtype:
+            raise ValueError(f"{name}: got {targets.dtype}; they must be {dtype}.")
+        if targets.shape != shape:
+            raise ValueError(f"{name}: got shape {list(targets.shape)} for {number} samples; {list(shape)} is needed.")
+        return targets.contiguous()
 
     def _close(self, buffers: Tensor) -> None:
         """Remembers the client's buffers if it keeps its own (``model.buffer_policy: local``)."""

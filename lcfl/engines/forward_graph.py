@@ -38,7 +38,8 @@ def forward_graph(network: nn.Module) -> fx.Graph:
             # A forward pass that switches autocast on is found in the first graph, and one that switches it off in the
             # second.
             with torch.enable_grad(), torch.autocast("cpu", enabled=training):
-                graphs.append(_Recorder().trace(copied))
+                recorder = _Recorder()
+                graphs.append(_graph_of_layer() if recorder.is_leaf_module(copied, "") else recorder.trace(copied))
     except Unsupported:
         raise
     except Exception as error:  # a network's code may raise anything when it meets a placeholder
@@ -46,6 +47,13 @@ def forward_graph(network: nn.Module) -> fx.Graph:
     if str(graphs[0]) != str(graphs[1]):
         raise Unsupported("its forward pass differs between training and evaluation")
     return graphs[0]
+
+
+def _graph_of_layer() -> fx.Graph:
+    """Returns the graph of a network that is a layer of torch, into which a trace would look."""
+    graph = fx.Graph()
+    graph.output(graph.create_node("call_module", "", (graph.placeholder("inputs"),)))  # get_submodule("") is it
+    return graph
 
 
 class _Recorder(fx.Tracer):

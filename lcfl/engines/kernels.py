@@ -17,7 +17,7 @@ from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_vo
 from pathlib import Path
 from typing import Any
 
-__all__ = ["KIND", "Op", "OpenProgram", "Sgd", "Unavailable", "Value", "compiler_command", "load"]
+__all__ = ["KIND", "Loss", "Op", "OpenProgram", "Optimizer", "Unavailable", "Value", "compiler_command", "load"]
 
 LOGGER = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("cpp") / "kernels.cpp"  # includes the other files in that folder
@@ -58,13 +58,19 @@ class Op(Structure):
     )
 
 
-class Sgd(Structure):
-    """The settings of torch.optim.SGD and the weights of the two pulls. The fields are those in ``cpp/program.h``."""
+class Loss(Structure):
+    """The settings of a loss. The fields are those in ``cpp/program.h``."""
+
+    _fields_ = (("kind", c_int32), ("smoothing", c_float), ("weights", c_void_p))
+
+
+class Optimizer(Structure):
+    """The settings of an optimizer and the weights of the two pulls. The fields are those in ``cpp/program.h``."""
 
     _fields_ = (
-        *((name, c_float) for name in ("rate", "momentum", "dampening", "weight_decay")),
-        ("nesterov", c_int32),
-        ("first", c_int32),
+        *((name, c_int32) for name in ("is_adam", "nesterov", "decoupled", "step")),
+        *((name, c_float) for name in ("rate", "weight_decay", "momentum", "dampening")),
+        *((name, c_double) for name in ("beta1", "beta2", "eps")),
         ("cluster_weight", c_float),
         ("global_weight", c_float),
         ("num_embedding", c_int64),
@@ -96,12 +102,12 @@ def load() -> ctypes.CDLL:
         raise Unavailable(f"{path} cannot be loaded ({error}); delete it to have it built again") from None
     pointer, program = c_void_p, [POINTER(Op), c_int32, POINTER(Value), c_int32, c_int32, c_int32]
     for name, result, arguments in (
-        ("open", pointer, [*program, c_int32]),
+        ("open", pointer, [*program, POINTER(Loss), c_int32]),
         ("is_in_bfloat16", c_int32, [pointer]),
         ("close", None, [pointer]),
         ("gradient", c_double, [*[pointer] * 6, c_int64, pointer]),
         ("scores", c_double, [pointer, pointer, pointer, pointer, c_int64, pointer]),
-        ("step", c_double, [*[pointer] * 6, c_int64, POINTER(Sgd), *[pointer] * 4]),
+        ("step", c_double, [*[pointer] * 6, c_int64, POINTER(Optimizer), *[pointer] * 5]),
     ):
         function = getattr(library, f"lcfl_{name}")
         function.restype, function.argtypes, function.errcheck = result, arguments, _checked
@@ -121,6 +127,7 @@ class OpenProgram:
     Args:
         arguments: `lcfl.engines.tracing.Program.arguments`.
         bfloat16: whether wide layers may round their factors to bfloat16.
+        loss: what a step differentiates; the weights in it are copied. The plain cross-entropy if not given.
 
     Attributes:
         address: what the kernels take for it, as long as this object lives.
@@ -130,9 +137,9 @@ class OpenProgram:
         Unavailable: if there are no kernels.
     """
 
-    def __init__(self, arguments: Sequence[Any], bfloat16: bool = False) -> None:
+    def __init__(self, arguments: Sequence[Any], bfloat16: bool = False, loss: Loss | None = None) -> None:
         library = load()
-        self.address: int = library.lcfl_open(*arguments, bfloat16)
+        self.address: int = library.lcfl_open(*arguments, loss or Loss(), bfloat16)
         self.is_in_bfloat16 = bool(library.lcfl_is_in_bfloat16(self.address))
         weakref.finalize(self, library.lcfl_close, self.address)
 

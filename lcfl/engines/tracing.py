@@ -27,7 +27,7 @@ class Program:
     Attributes:
         ops: the operations in the order of the forward pass.
         values: the shapes of the values for one sample; number 0 is the input.
-        output: the number of the class scores.
+        output: the number of the value that the network returns.
         dropouts: the probability of each dropout and the size of its value, in the order of the forward pass.
     """
 
@@ -43,8 +43,8 @@ class Program:
         return ops, len(ops), values, len(values), 0, self.output
 
     @property
-    def num_scores(self) -> int:
-        """The number of class scores of a sample."""
+    def num_outputs(self) -> int:
+        """C, the number of outputs for a sample, such as class scores."""
         return self.values[self.output].size
 
     @property
@@ -196,7 +196,7 @@ class _Tracer:
         """Lets a ReLU write where it reads if no other operation reads there.
 
         Args:
-            output: the number of the class scores.
+            output: the number of the value that the network returns.
             readers: the number of the value that is read, once per read.
         """
         renamed: dict[int, int] = {}

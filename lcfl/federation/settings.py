@@ -87,7 +87,7 @@ class Settings(CheckedFields):
             SLURM it uses the processes that these started.
         num_nodes: number of machines.
         strategy: how processes are started; ``auto`` forks them.
-        engine: what computes local updates: ``compiled`` (common layers with SGD on a CPU), ``stacked`` (all clients
+        engine: what computes local updates: ``compiled`` (common layers on a CPU), ``stacked`` (all clients
             of a rank at once on a GPU), ``sequential`` (everything), or ``auto``. A resumed run keeps its engine.
         precision: arithmetic of a training step: ``32-true``, ``bf16-mixed``, or ``16-mixed`` on GPUs.
         logger: True for TensorBoard, False or None for no logger, or Lightning loggers. ``metrics.csv`` is always

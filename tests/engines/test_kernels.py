@@ -6,7 +6,7 @@ import resource
 import stat
 import sys
 from contextlib import contextmanager
-from ctypes import c_float, c_int32, c_int64
+from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
 import pytest
@@ -137,11 +137,12 @@ def test_the_file_name_depends_on_compiler_and_processor(monkeypatch):
     assert len(names) == 3
 
 
-@pytest.mark.parametrize("kind", [kernels.Op, kernels.Sgd, kernels.Value])
+@pytest.mark.parametrize("kind", [kernels.Loss, kernels.Op, kernels.Optimizer, kernels.Value])
 def test_fields_are_in_the_order_of_the_source(kind):
     (body,) = re.findall(rf"struct {kind.__name__} \{{(.*?)\n\}};", SHARED.read_text(), re.DOTALL)
-    lines = [line for line in re.sub(r"//.*", "", body).splitlines() if "(" not in line and ";" in line]
-    types = {"int32_t": c_int32, "int64_t": c_int64, "float": c_float}
+    body = re.sub(r"//.*", "", body).replace("const float* ", "pointer ")
+    lines = [line for line in body.splitlines() if "(" not in line and ";" in line]
+    types = {"int32_t": c_int32, "int64_t": c_int64, "float": c_float, "double": c_double, "pointer": c_void_p}
     found = [
         (name.strip(), types[line.split()[0]])
         for line in lines

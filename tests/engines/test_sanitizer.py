@@ -47,7 +47,7 @@ def sanitized(folder, *arguments):
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("file", ["test_compiled.py", "test_bfloat16.py", "test_pointers.py"])
+@pytest.mark.parametrize("file", ["test_compiled.py", "test_compiled_steps.py", "test_bfloat16.py", "test_pointers.py"])
 def test_the_kernels_touch_only_their_own_memory(folder, file):
     tests = Path(__file__).with_name(file)
     done = sanitized(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests))

@@ -266,7 +266,7 @@ def test_all_usual_ways_to_flatten(flat):
         def forward(self, x):
             return self.decision(flat(self.one(x)))
 
-    assert trace(Flattening(), SHAPE).num_scores == 4
+    assert trace(Flattening(), SHAPE).num_outputs == 4
 
 
 @pytest.mark.parametrize("sides", [lambda x: x.size()[2:], lambda x: (x.size(2), x.shape[3])])

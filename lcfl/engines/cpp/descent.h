@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "program.h"
@@ -31,21 +32,24 @@ class Kept : public Receiver {  // the gradient as a vector [P]
     float* whole_;
 };
 
-// One step of torch.optim.SGD on loss + mu/2 |w - Omega|^2 + lambda/2 |phi - Phi|^2, whose gradient is corrected by a
-// vector. Omega, Phi, the correction and the velocity may be null.
+// One step of torch.optim.SGD, Adam or AdamW on loss + mu/2 |w - Omega|^2 + lambda/2 |phi - Phi|^2, whose gradient is
+// corrected by a vector. The moments are Adam's m and v, or the velocity of SGD and nothing. Omega, Phi, the correction
+// and the moments may be null.
 class Descent : public Receiver {
   public:
-    Descent(const Sgd& sgd, float* model, float* velocity, const float* centre, const float* embedding,
-            const float* correction)
-        : sgd_(sgd),
+    Descent(const Optimizer& optimizer, float* model, float* first_moment, float* second_moment, const float* centre,
+            const float* embedding, const float* correction)
+        : optimizer_(optimizer),
           model_(model),
-          velocity_(velocity),
+          first_moment_(first_moment),
+          second_moment_(second_moment),
           centre_(centre),
           embedding_(embedding),
-          correction_(correction) {}
+          correction_(correction),
+          in_gradient_(optimizer.decoupled ? 0 : optimizer.weight_decay) {}
 
     void take(int64_t begin, int64_t size, const float* gradient) override {
-        const bool moves = begin < sgd_.end && begin + size > sgd_.begin;
+        const bool moves = begin < optimizer_.end && begin + size > optimizer_.begin;
         for (int64_t at = 0; at < size && (moves || centre_ || embedding_); at += BLOCK)
             descend(begin + at, std::min(BLOCK, size - at), gradient ? gradient + at : nullptr);
     }
@@ -58,22 +62,44 @@ class Descent : public Receiver {
     void descend(int64_t begin, int64_t size, const float* gradient) {
         alignas(64) float slope[BLOCK];
         float* w = model_ + begin;
-        for (int64_t i = 0; i < size; ++i) slope[i] = (gradient ? gradient[i] : 0) + sgd_.weight_decay * w[i];
-        if (centre_) penalty += pull(w, centre_ + begin, size, sgd_.cluster_weight, slope);
-        if (embedding_ && begin < sgd_.num_embedding)
-            penalty +=
-                pull(w, embedding_ + begin, std::min(size, sgd_.num_embedding - begin), sgd_.global_weight, slope);
+        for (int64_t i = 0; i < size; ++i) slope[i] = (gradient ? gradient[i] : 0) + in_gradient_ * w[i];
+        if (centre_) penalty += pull(w, centre_ + begin, size, optimizer_.cluster_weight, slope);
+        if (embedding_ && begin < optimizer_.num_embedding)
+            penalty += pull(w, embedding_ + begin, std::min(size, optimizer_.num_embedding - begin),
+                            optimizer_.global_weight, slope);
         if (correction_)
             for (int64_t i = 0; i < size; ++i) slope[i] += correction_[begin + i];
-        const int64_t first = std::max<int64_t>(sgd_.begin - begin, 0), end = std::min(sgd_.end - begin, size);
-        if (velocity_) {
-            float* v = velocity_ + begin;
+        const int64_t first = std::max<int64_t>(optimizer_.begin - begin, 0);
+        const int64_t end = std::min(optimizer_.end - begin, size);
+        if (optimizer_.is_adam)
+            adam(w, first_moment_ + begin, second_moment_ + begin, slope, first, end);
+        else
+            sgd(w, first_moment_ ? first_moment_ + begin : nullptr, slope, first, end);
+    }
+
+    void sgd(float* w, float* v, float* slope, int64_t first, int64_t end) const {
+        const Optimizer& by = optimizer_;
+        if (v)
             for (int64_t i = first; i < end; ++i) {
-                v[i] = sgd_.first ? slope[i] : sgd_.momentum * v[i] + (1 - sgd_.dampening) * slope[i];
-                slope[i] = sgd_.nesterov ? slope[i] + sgd_.momentum * v[i] : v[i];
+                v[i] = by.step == 1 ? slope[i] : by.momentum * v[i] + (1 - by.dampening) * slope[i];
+                slope[i] = by.nesterov ? slope[i] + by.momentum * v[i] : v[i];
             }
+        for (int64_t i = first; i < end; ++i) w[i] -= by.rate * slope[i];
+    }
+
+    // m <- beta1 m + (1 - beta1) g, v <- beta2 v + (1 - beta2) g^2, w <- w - rate m^ / (sqrt(v^) + eps), where
+    // m^ = m / (1 - beta1^t) and v^ = v / (1 - beta2^t). Factors are rounded where torch rounds them.
+    void adam(float* w, float* m, float* v, const float* g, int64_t first, int64_t end) const {
+        const Optimizer& by = optimizer_;
+        const float kept = by.decoupled ? float(1 - double(by.rate) * by.weight_decay) : 1;
+        const float new1 = float(1 - by.beta1), old2 = float(by.beta2), new2 = float(1 - by.beta2), eps = float(by.eps);
+        const float rate = float(by.rate / (1 - std::pow(by.beta1, by.step)));
+        const float root = float(std::sqrt(1 - std::pow(by.beta2, by.step)));
+        for (int64_t i = first; i < end; ++i) {
+            m[i] += new1 * (g[i] - m[i]);
+            v[i] = old2 * v[i] + new2 * g[i] * g[i];
+            w[i] = kept * w[i] - rate * (m[i] / (std::sqrt(v[i]) / root + eps));
         }
-        for (int64_t i = first; i < end; ++i) w[i] -= sgd_.rate * slope[i];
     }
 
     // Returns weight/2 |w - target|^2 and adds its gradient to `slope`.
@@ -94,9 +120,10 @@ class Descent : public Receiver {
         return weight / 2 * sum;
     }
 
-    const Sgd& sgd_;
-    float *model_, *velocity_;
+    const Optimizer& optimizer_;
+    float *model_, *first_moment_, *second_moment_;
     const float *centre_, *embedding_, *correction_;
+    const float in_gradient_;  // the weight decay that is part of the gradient
 };
 
 }  // namespace lcfl

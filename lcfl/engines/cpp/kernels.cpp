@@ -23,9 +23,9 @@ Result unless_short_of_memory(Result otherwise, Compute compute) {
 extern "C" {
 
 void* lcfl_open(const Op* ops, int32_t num_ops, const Value* values, int32_t num_values, int32_t input, int32_t output,
-                int32_t bfloat16) {
+                const Loss* loss, int32_t bfloat16) {
     return unless_short_of_memory<void*>(nullptr, [=] {
-        return new Program(ops, num_ops, values, num_values, input, output, bfloat16 && Bfloat16::exists());
+        return new Program(ops, num_ops, values, num_values, input, output, *loss, bfloat16 && Bfloat16::exists());
     });
 }
 
@@ -34,27 +34,27 @@ int32_t lcfl_is_in_bfloat16(const void* program) { return static_cast<const Prog
 
 void lcfl_close(void* program) { delete static_cast<Program*>(program); }
 
-double lcfl_gradient(void* program, const float* model, float* buffers, const float* inputs, const int64_t* labels,
+double lcfl_gradient(void* program, const float* model, float* buffers, const float* inputs, const void* targets,
                      const float* const* masks, int64_t samples, float* gradient) {
     return unless_short_of_memory(NO_MEMORY, [=] {
         Kept kept(gradient);
-        return static_cast<Program*>(program)->differentiate(model, buffers, inputs, labels, masks, samples, 0, kept);
+        return static_cast<Program*>(program)->differentiate(model, buffers, inputs, targets, masks, samples, 0, kept);
     });
 }
 
-// One step of SGD. Returns the loss with the terms of the two pulls.
-double lcfl_step(void* program, float* model, float* buffers, const float* inputs, const int64_t* labels,
-                 const float* const* masks, int64_t samples, const Sgd* sgd, float* velocity, const float* centre,
-                 const float* embedding, const float* correction) {
+// One step of an optimizer. Returns the loss with the terms of the two pulls.
+double lcfl_step(void* program, float* model, float* buffers, const float* inputs, const void* targets,
+                 const float* const* masks, int64_t samples, const Optimizer* optimizer, float* first_moment,
+                 float* second_moment, const float* centre, const float* embedding, const float* correction) {
     return unless_short_of_memory(NO_MEMORY, [=] {
-        Descent descent(*sgd, model, velocity, centre, embedding, correction);
-        const double loss = static_cast<Program*>(program)->differentiate(model, buffers, inputs, labels, masks,
-                                                                          samples, sgd->begin, descent);
+        Descent descent(*optimizer, model, first_moment, second_moment, centre, embedding, correction);
+        const double loss = static_cast<Program*>(program)->differentiate(model, buffers, inputs, targets, masks,
+                                                                          samples, optimizer->begin, descent);
         return loss + descent.penalty;
     });
 }
 
-// Writes class scores, and returns 0.
+// Writes outputs, and returns 0.
 double lcfl_scores(void* program, const float* model, float* buffers, const float* inputs, int64_t samples,
                    float* scores) {
     return unless_short_of_memory(NO_MEMORY, [=] {

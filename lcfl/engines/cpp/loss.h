@@ -1,38 +1,122 @@
-// Cross-entropy.
+// Losses: means over a batch, and their gradients with respect to the outputs.
 
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
+#include <vector>
 
+#include "program.h"
 #include "vectors.h"
 
 namespace lcfl {
 
-// Returns the mean over the batch and writes its gradient with respect to the scores: (softmax - one-hot) / samples.
-inline double cross_entropy(const Batch& batch, int64_t classes, const Vec* scores, const int64_t* labels,
-                            Vec* slopes) {
-    const int lanes = batch.lanes();
-    double loss = 0;
-    for (int chunk = 0; chunk < batch.chunks; ++chunk) {
-        const float* score = reinterpret_cast<const float*>(scores + chunk * classes * batch.V);
-        float* slope = reinterpret_cast<float*>(slopes + chunk * classes * batch.V);
-        for (int b = 0; b < lanes; ++b) {
-            if (b >= batch.in_chunk(chunk)) {
-                for (int64_t c = 0; c < classes; ++c) slope[c * lanes + b] = 0;
-                continue;
+// A batch whose gradient is being computed: C outputs, and their slopes. Lanes beyond the batch get slopes of 0.
+struct Outputs {
+    const Batch& batch;
+    int64_t size;  // C
+    const Vec* values;
+    Vec* slopes;
+
+    // Calls `each(sample, value, slope)` for every sample, where value[c * lanes] is output c.
+    template <class Each>
+    void for_each(Each each) const {
+        const int lanes = batch.lanes();
+        for (int chunk = 0; chunk < batch.chunks; ++chunk) {
+            const float* value = reinterpret_cast<const float*>(values + chunk * size * batch.V);
+            float* slope = reinterpret_cast<float*>(slopes + chunk * size * batch.V);
+            for (int b = 0; b < lanes; ++b) {
+                if (b < batch.in_chunk(chunk))
+                    each(int64_t(chunk) * lanes + b, value + b, slope + b);
+                else
+                    for (int64_t c = 0; c < size; ++c) slope[c * lanes + b] = 0;
             }
-            const int64_t label = labels[int64_t(chunk) * lanes + b];
-            float most = score[b], sum = 0;
-            for (int64_t c = 1; c < classes; ++c) most = std::max(most, score[c * lanes + b]);
-            for (int64_t c = 0; c < classes; ++c) sum += slope[c * lanes + b] = std::exp(score[c * lanes + b] - most);
-            for (int64_t c = 0; c < classes; ++c) slope[c * lanes + b] /= sum * batch.samples;
-            slope[label * lanes + b] -= 1.0f / batch.samples;
-            loss += std::log(sum) + most - score[label * lanes + b];
         }
     }
-    return loss / batch.samples;
-}
+};
+
+class MeanLoss {
+  public:
+    // The weights of `settings` are copied; there is one for each output.
+    MeanLoss(const Loss& settings, int64_t outputs)
+        : kind_(settings.kind),
+          smoothing_(settings.smoothing),
+          weights_(settings.weights ? std::vector<float>(settings.weights, settings.weights + outputs)
+                                    : std::vector<float>(outputs, 1)) {}
+
+    // Targets are labels [B] in int64, or numbers [B][C] in float32. Returns BAD_LABEL if a label is no class.
+    double differentiate(const Outputs& outputs, const void* targets) const {
+        if (kind_ == CROSS_ENTROPY) return cross_entropy(outputs, static_cast<const int64_t*>(targets));
+        const float* numbers = static_cast<const float*>(targets);
+        return kind_ == SQUARED_ERROR ? squared_error(outputs, numbers) : binary_cross_entropy(outputs, numbers);
+    }
+
+  private:
+    // The mean, weighted by the class weights w, of -sum over c of q_c log softmax(x)_c. With label smoothing s,
+    // q_c = (1 - s) [c = label] + s / C, and each term has the weight of its own class.
+    double cross_entropy(const Outputs& outputs, const int64_t* labels) const {
+        const int lanes = outputs.batch.lanes();
+        const int64_t classes = outputs.size, samples = outputs.batch.samples;
+        if (std::any_of(labels, labels + samples, [=](int64_t label) { return label < 0 || label >= classes; }))
+            return BAD_LABEL;
+        double loss = 0;
+        const float sure = 1 - smoothing_, spread = smoothing_ / classes;
+        const float all = spread * std::accumulate(weights_.begin(), weights_.end(), 0.0f);
+        const float whole = std::accumulate(labels, labels + samples, 0.0f,
+                                            [&](float sum, int64_t label) { return sum + weights_[label]; });
+        outputs.for_each([&](int64_t sample, const float* score, float* slope) {
+            const int64_t label = labels[sample];
+            const float own = sure * weights_[label];
+            float most = score[0], sum = 0;
+            for (int64_t c = 1; c < classes; ++c) most = std::max(most, score[c * lanes]);
+            for (int64_t c = 0; c < classes; ++c) sum += slope[c * lanes] = std::exp(score[c * lanes] - most);
+            for (int64_t c = 0; c < classes; ++c) slope[c * lanes] = slope[c * lanes] * (own + all) / (sum * whole);
+            slope[label * lanes] -= own / whole;
+            loss += own * (std::log(sum) + most - score[label * lanes]);
+            if (spread == 0) return;
+            for (int64_t c = 0; c < classes; ++c) {
+                slope[c * lanes] -= spread * weights_[c] / whole;
+                loss += spread * weights_[c] * (std::log(sum) + most - score[c * lanes]);
+            }
+        });
+        return loss / whole;
+    }
+
+    double squared_error(const Outputs& outputs, const float* targets) const {
+        const int lanes = outputs.batch.lanes();
+        const float count = float(outputs.size * outputs.batch.samples);
+        double loss = 0;
+        outputs.for_each([&](int64_t sample, const float* value, float* slope) {
+            for (int64_t c = 0; c < outputs.size; ++c) {
+                const float apart = value[c * lanes] - targets[sample * outputs.size + c];
+                slope[c * lanes] = 2 / count * apart;
+                loss += apart * apart;
+            }
+        });
+        return loss / count;
+    }
+
+    // The mean of -w_c y log sigmoid(x) - (1 - y) log(1 - sigmoid(x)).
+    double binary_cross_entropy(const Outputs& outputs, const float* targets) const {
+        const int lanes = outputs.batch.lanes();
+        const float count = float(outputs.size * outputs.batch.samples);
+        double loss = 0;
+        outputs.for_each([&](int64_t sample, const float* value, float* slope) {
+            for (int64_t c = 0; c < outputs.size; ++c) {
+                const float x = value[c * lanes], y = targets[sample * outputs.size + c];
+                const float both = 1 + (weights_[c] - 1) * y;
+                slope[c * lanes] = (both / (1 + std::exp(-x)) - weights_[c] * y) / count;
+                loss += (1 - y) * x + both * (std::log1p(std::exp(-std::abs(x))) + std::max(-x, 0.0f));
+            }
+        });
+        return loss / count;
+    }
+
+    const int32_t kind_;
+    const float smoothing_;
+    const std::vector<float> weights_;
+};
 
 }  // namespace lcfl

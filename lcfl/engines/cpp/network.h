@@ -1,4 +1,4 @@
-// A network as a list of operations: the gradient of the mean cross-entropy of a batch, and class scores.
+// A network as a list of operations: the gradient of the mean loss of a batch, and outputs.
 
 #pragma once
 
@@ -23,11 +23,13 @@ class Program {
   public:
     // With `bfloat16`, wide convolutions and linear layers round their factors to it if the processor has the
     // instructions.
-    Program(const Op* ops, int num_ops, const Value* values, int num_values, int input, int output, bool bfloat16)
+    Program(const Op* ops, int num_ops, const Value* values, int num_values, int input, int output, const Loss& loss,
+            bool bfloat16)
         : ops_(ops, ops + num_ops),
           shapes_(values, values + num_values),
           input_(input),
           output_(output),
+          loss_(loss, values[output].size()),
           value_(num_values),
           slope_(num_values),
           kept_(num_ops),
@@ -47,14 +49,11 @@ class Program {
         return std::any_of(in_bfloat16_.begin(), in_bfloat16_.end(), [](char each) { return each; });
     }
 
-    // Returns the mean cross-entropy of a batch and gives its gradient to `receiver`, which may change the model.
+    // Returns the mean loss of a batch and gives its gradient to `receiver`, which may change the model.
     // Each DROPOUT has a mask [samples][size], by which it multiplies. Leaves out what only parameters before `begin`
     // need.
-    double differentiate(const float* model, float* buffers, const float* inputs, const int64_t* labels,
+    double differentiate(const float* model, float* buffers, const float* inputs, const void* targets,
                          const float* const* masks, int64_t samples, int64_t begin, Receiver& receiver) {
-        const int64_t classes = shapes_[output_].size();
-        if (std::any_of(labels, labels + samples, [=](int64_t label) { return label < 0 || label >= classes; }))
-            return BAD_LABEL;
         const TilesInUse tiles(is_in_bfloat16());
         batch_ = Batch(samples);
         masks_ = masks;
@@ -66,7 +65,9 @@ class Program {
         for (size_t i = 0; i < ops_.size(); ++i)
             batch_.V == 1 ? forward<1>(i, model, buffers, true) : forward<2>(i, model, buffers, true);
         std::fill(has_slope_.begin(), has_slope_.end(), false);
-        const double loss = cross_entropy(batch_, classes, value(output_), labels, slope(output_));
+        const double loss =
+            loss_.differentiate({batch_, shapes_[output_].size(), value(output_), slope(output_)}, targets);
+        if (loss == BAD_LABEL) return loss;
         has_slope_[output_] = true;
         size_t lowest = 0;
         while (lowest < ops_.size() && std::max(ops_[lowest].weight, ops_[lowest].bias) < begin) ++lowest;
@@ -80,10 +81,10 @@ class Program {
         return loss;
     }
 
-    // Writes the class scores [samples][classes] of the network in evaluation mode.
+    // Writes the outputs [samples][C] of the network in evaluation mode.
     void scores(const float* model, float* buffers, const float* inputs, int64_t samples, float* result) {
         const TilesInUse tiles(is_in_bfloat16());
-        const int64_t size = shapes_[input_].size(), classes = shapes_[output_].size();
+        const int64_t size = shapes_[input_].size(), outputs = shapes_[output_].size();
         for (int64_t begin = 0; begin < samples; begin += 2 * LANES) {
             batch_ = Batch(std::min<int64_t>(2 * LANES, samples - begin));
             to_innermost(inputs + begin * size, size, batch_.V, batch_.in_chunk(0), value(input_));
@@ -91,8 +92,8 @@ class Program {
                 batch_.V == 1 ? forward<1>(i, model, buffers, false) : forward<2>(i, model, buffers, false);
             const float* found = reinterpret_cast<const float*>(value(output_));
             for (int64_t sample = 0; sample < batch_.samples; ++sample)
-                for (int64_t c = 0; c < classes; ++c)
-                    result[(begin + sample) * classes + c] = found[c * batch_.lanes() + sample];
+                for (int64_t c = 0; c < outputs; ++c)
+                    result[(begin + sample) * outputs + c] = found[c * batch_.lanes() + sample];
         }
     }
 
@@ -276,6 +277,7 @@ class Program {
     std::vector<Op> ops_;
     std::vector<Value> shapes_;
     int input_, output_;
+    MeanLoss loss_;
     std::vector<Memory> value_, slope_, kept_;
     std::vector<char> has_slope_, in_bfloat16_;
     std::vector<std::unique_ptr<Convolution>> convolutions_;  // null for other operations

@@ -26,9 +26,20 @@ struct Op {
     int64_t mean, var, tracked;  // BATCH_NORM: offsets of its statistics in the buffers
 };
 
-struct Sgd {
-    float rate, momentum, dampening, weight_decay;
-    int32_t nesterov, first;
+enum LossKind : int32_t { CROSS_ENTROPY, SQUARED_ERROR, BINARY_CROSS_ENTROPY };
+
+struct Loss {
+    int32_t kind;
+    float smoothing;       // of labels, for CROSS_ENTROPY
+    const float* weights;  // of the classes, or of the positive targets for BINARY_CROSS_ENTROPY; may be null
+};
+
+struct Optimizer {  // and the weights of the two pulls
+    int32_t is_adam, nesterov, decoupled;
+    int32_t step;  // from 1
+    float rate, weight_decay;
+    float momentum, dampening;  // of SGD
+    double beta1, beta2, eps;   // of Adam
     float cluster_weight, global_weight;
     int64_t num_embedding;
     int64_t begin, end;  // of the parameters that are trained; the others stay as they are

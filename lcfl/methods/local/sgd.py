@@ -1,16 +1,17 @@
-"""The settings of torch.optim.SGD, for engines that take its steps themselves and for methods that count them."""
+"""The settings of torch's optimizers, for engines that take their steps themselves and for methods that count them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 
 from lcfl.models.hooks import has_parameter_hooks, has_step_hooks
 from lcfl.models.module import FederatedModule
 
-__all__ = ["SgdSettings", "sgd_settings"]
+__all__ = ["SgdSettings", "plain_settings", "sgd_settings"]
 
 
 @dataclass(frozen=True)
@@ -64,14 +65,23 @@ class SgdSettings:
 
 def sgd_settings(module: FederatedModule) -> SgdSettings | None:
     """Returns the settings of the module's optimizer; None unless it is plain SGD without hooks."""
+    group = plain_settings(module, SGD)
+    if group is None:
+        return None
+    return SgdSettings(group["lr"], group["momentum"], group["dampening"], group["weight_decay"], group["nesterov"])
+
+
+def plain_settings(module: FederatedModule, *kinds: type[Optimizer]) -> Mapping[str, Any] | None:
+    """Returns the settings of the module's optimizer by name, if a step does just what torch's class says.
+
+    None unless its class is one of `kinds`, it minimizes, has no hooks, and has one setting for all trained parameters.
+    """
     optimizer = module.configure_optimizers()
-    if type(optimizer) is not SGD or has_step_hooks(optimizer) or any(map(has_parameter_hooks, module.parameters())):
+    if type(optimizer) not in kinds or has_step_hooks(optimizer) or any(map(has_parameter_hooks, module.parameters())):
         return None
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     group = groups[0]
     if any(other != group for other in groups) or group["maximize"] or group["differentiable"]:
         return None
     trained = {id(parameter) for each in optimizer.param_groups for parameter in each["params"]}
-    if trained != set(map(id, module.trained_parameters())):
-        return None
-    return SgdSettings(group["lr"], group["momentum"], group["dampening"], group["weight_decay"], group["nesterov"])
+    return group if trained == set(map(id, module.trained_parameters())) else None

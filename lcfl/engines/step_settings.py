@@ -1,0 +1,96 @@
+"""What the kernels need to know of a module's loss and optimizer."""
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam, AdamW
+
+from lcfl.data.spec import SampleSpec
+from lcfl.engines import kernels
+from lcfl.engines.forward_graph import Unsupported
+from lcfl.methods.local.sgd import plain_settings, sgd_settings
+from lcfl.models.hooks import has_hooks
+from lcfl.models.module import FederatedModule
+
+__all__ = ["check_loss", "check_outputs", "loss_settings", "optimizer_settings"]
+
+LOSSES = (nn.CrossEntropyLoss, nn.MSELoss, nn.BCEWithLogitsLoss)  # in the order of LossKind in cpp/program.h
+
+
+def check_loss(loss: nn.Module, spec: SampleSpec) -> None:
+    """Checks that the kernels differentiate a loss as its class says.
+
+    Raises:
+        Unsupported: if they do not, with the reason.
+    """
+    if type(loss) not in LOSSES:
+        names = [each.__name__ for each in LOSSES]
+        raise Unsupported(f"the loss is {loss}, not {', '.join(names[:-1])} or {names[-1]}")
+    if has_hooks(loss) or "forward" in vars(loss):
+        raise Unsupported("the loss has hooks or another forward")
+    if loss.reduction != "mean":
+        raise Unsupported(f"the loss is a {loss.reduction}, not a mean")
+    if isinstance(loss, nn.CrossEntropyLoss):
+        if spec.num_classes is None:
+            raise Unsupported("the targets are not classes")
+        if loss.ignore_index >= 0:
+            raise Unsupported(f"the loss ignores label {loss.ignore_index}")
+    elif spec.num_classes is not None or spec.target_dtype != torch.float32:
+        raise Unsupported("the targets are not numbers in float32")
+    elif isinstance(loss, nn.BCEWithLogitsLoss) and loss.weight is not None:
+        raise Unsupported("the loss has other weights than those of positive targets")
+
+
+def check_outputs(loss: nn.Module, spec: SampleSpec, outputs: int) -> None:
+    """Checks that targets and weights fit a network with so many outputs.
+
+    Raises:
+        Unsupported: if they do not, with the reason.
+    """
+    if spec.num_classes is None and spec.target_shape != (outputs,):
+        raise Unsupported(f"a target has the shape {spec.target_shape}, and an output ({outputs},)")
+    weights = _weights(loss)
+    if weights is not None and (weights.shape != (outputs,) or weights.dtype != torch.float32):
+        raise Unsupported(
+            f"the loss has weights of shape {tuple(weights.shape)} in {weights.dtype} for {outputs} outputs"
+        )
+
+
+def loss_settings(loss: nn.Module) -> kernels.Loss:
+    """Returns a loss as the kernels expect it. It points to the weights of the loss."""
+    weights = _weights(loss)
+    address = None if weights is None else weights.data_ptr()
+    return kernels.Loss(LOSSES.index(type(loss)), getattr(loss, "label_smoothing", 0.0), address)
+
+
+def _weights(loss: nn.Module) -> Tensor | None:
+    """Returns the weights of classes or of positive targets."""
+    weights: Tensor | None = getattr(loss, "pos_weight" if isinstance(loss, nn.BCEWithLogitsLoss) else "weight", None)
+    return weights
+
+
+def optimizer_settings(module: FederatedModule) -> kernels.Optimizer:
+    """Returns the module's optimizer and its pulls as the kernels expect them.
+
+    Raises:
+        Unsupported: if the kernels cannot take its steps, with the reason.
+    """
+    if (sgd := sgd_settings(module)) is not None:
+        made = kernels.Optimizer(**vars(sgd))
+    elif (adam := plain_settings(module, Adam, AdamW)) is not None and not (adam["amsgrad"] or adam["capturable"]):
+        made = kernels.Optimizer(
+            is_adam=True,
+            rate=adam["lr"],
+            weight_decay=adam["weight_decay"],
+            decoupled=adam["decoupled_weight_decay"],
+            beta1=adam["betas"][0],
+            beta2=adam["betas"][1],
+            eps=adam["eps"],
+        )
+    else:
+        raise Unsupported(
+            f"the optimizer is {type(module.configure_optimizers()).__name__}, not torch.optim.SGD, Adam or AdamW that "
+            "minimizes, without hooks or amsgrad, with the same plain settings for all parameters"
+        )
+    made.cluster_weight, made.global_weight = module.cluster_weight, module.global_weight
+    made.num_embedding = module.layout.num_embedding
+    return made
