@@ -64,8 +64,30 @@ class Strided(networks.SplitNetwork):
         super().__init__(nn.Sequential(*layers, nn.Flatten()), nn.Linear(256 * 16, 10))
 
 
+class Signals(networks.SplitNetwork):
+    """Two convolutions of 5 and pooling over 128 steps of 9 sensors."""
+
+    def __init__(self) -> None:
+        layers: list[nn.Module] = []
+        for before, after in ((9, 32), (32, 64)):
+            layers += [nn.Conv1d(before, after, 5), nn.ReLU(), nn.MaxPool1d(2)]
+        super().__init__(nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 29, 100), nn.ReLU()), nn.Linear(100, 10))
+
+
+class Smooth(networks.SplitNetwork):
+    """LeNet-5 with another activation."""
+
+    def __init__(self, activation: Callable[[], nn.Module]) -> None:
+        layers: list[nn.Module] = []
+        for before, after in ((3, 6), (6, 16)):
+            layers += [nn.Conv2d(before, after, 5), activation(), nn.MaxPool2d(2)]
+        for before, after in ((400, 120), (120, 84)):
+            layers += [*[nn.Flatten()] * (before == 400), nn.Linear(before, after), activation()]
+        super().__init__(nn.Sequential(*layers), nn.Linear(84, 10))
+
+
 # name: the network, where it is cut, and the shape of one sample
-IMAGES, GREY, CHARACTERS, TOKENS = (3, 32, 32), (784,), (80,), (32,)
+IMAGES, SENSORS, GREY, CHARACTERS, TOKENS = (3, 32, 32), (9, 128), (784,), (80,), (32,)
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], str | None, tuple[int, ...]]] = {
     "LeNet5": (networks.LeNet5, None, IMAGES),
     "CNN": (networks.CNN, None, IMAGES),
@@ -74,6 +96,10 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], str | None, tuple[int, ...]]]
     "resnet18 of torchvision": (partial(resnet18, num_classes=10), "fc", IMAGES),
     "strides, 3 x 3": (partial(Strided, 3, False), None, IMAGES),
     "strides, 4 x 4": (partial(Strided, 4, True), None, IMAGES),
+    "signals": (Signals, None, SENSORS),
+    "LeNet5, tanh": (partial(Smooth, nn.Tanh), None, IMAGES),
+    "LeNet5, sigmoid": (partial(Smooth, nn.Sigmoid), None, IMAGES),
+    "LeNet5, leaky ReLU": (partial(Smooth, nn.LeakyReLU), None, IMAGES),
     "MLP": (ONE_HIDDEN, None, GREY),
     "CharLSTM": (networks.CharLSTM, None, CHARACTERS),
     "transformer of two layers": (Transformer, None, TOKENS),

@@ -26,8 +26,9 @@ COMPILERS = ("c++", "g++", "clang++")
 KEYS = ("model name", "flags", "Features", "CPU part")  # of /proc/cpuinfo that a library depends on
 BAD_LABEL, NO_MEMORY = -1, -2  # what a kernel returns in place of a loss, as in cpp/program.h
 
-_NAMES = ("conv", "linear", "relu", "max_pool", "avg_pool", "group_norm", "batch_norm", "add", "dropout")
-KIND = {name: number for number, name in enumerate(_NAMES)}
+_LAYERS = ("conv", "linear", "max_pool", "avg_pool", "group_norm", "batch_norm", "add", "dropout")
+_ACTIVATIONS = ("relu", "leaky_relu", "tanh", "sigmoid")
+KIND = {name: number for number, name in enumerate((*_LAYERS, *_ACTIVATIONS))}
 
 
 class Unavailable(RuntimeError):

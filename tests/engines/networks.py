@@ -89,6 +89,47 @@ class Tiled(nn.Module):
         return self.decision(torch.flatten(x, 1))
 
 
+class Signal(nn.Module):
+    """Windows that move over a signal, with padding, strides and both normalisations."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Sequential(nn.Conv1d(3, 7, 5, padding=2), nn.BatchNorm1d(7), nn.ReLU(), nn.MaxPool1d(3, 2, 1))
+        self.two = nn.Sequential(nn.Conv1d(7, 17, 4, stride=2, bias=False), nn.GroupNorm(1, 17), nn.LeakyReLU())
+        self.three = nn.Conv1d(17, 6, 3, padding="same")
+        self.decision = nn.Linear(6, 4)
+
+    def forward(self, x):
+        x = self.two(self.one(x))  # [B, 17, 5]
+        x = F.avg_pool1d(torch.tanh(self.three(x)), 2)
+        return self.decision(F.adaptive_avg_pool1d(x, 1).view(x.size(0), -1))
+
+
+class Activated(nn.Module):
+    """Every activation, also after layers whose gradients need their results, and a normalisation of features."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Sequential(
+            nn.Conv2d(3, 5, 3, padding="same"),
+            nn.MaxPool2d(2),
+            nn.Tanh(),
+            nn.Conv2d(5, 18, 3, padding="valid"),
+            nn.ReLU(),
+            nn.Sigmoid(),
+            nn.MaxPool2d(2),
+            nn.LeakyReLU(0.3, inplace=True),
+            nn.Flatten(),
+            nn.Linear(18, 20),
+            nn.LayerNorm(20),
+        )
+        self.decision = nn.Linear(20, 4)
+
+    def forward(self, x):
+        x = self.embedding(x)
+        return torch.sigmoid(self.decision(F.leaky_relu(x, negative_slope=0.5) + x.tanh()))
+
+
 class Plainly(nn.Module):
     """The smallest network, for tests that change one thing in it."""
 
@@ -141,6 +182,14 @@ class Dropping(SplitNetwork):
             nn.ReLU(),
         )
         super().__init__(embedding, nn.Linear(21, 4))
+
+
+class DroppingSignal(SplitNetwork):
+    """Dropout of a signal."""
+
+    def __init__(self):
+        embedding = nn.Sequential(nn.Conv1d(3, 5, 2), nn.Dropout(0.4), nn.ReLU(), nn.Flatten())
+        super().__init__(embedding, nn.Linear(40, 4))
 
 
 class Scratch(Normal):
@@ -243,6 +292,8 @@ NETWORKS = {
     "normal": (Normal, SHAPE),
     "functional": (Functional, SHAPE),
     "tiled": (Tiled, SHAPE),
+    "signal": (Signal, (3, 23)),
+    "activated": (Activated, SHAPE),
     "inner": (Inner, (7,)),
     "LeNet5": (partial(LeNet5, 1, 20, 4), (1, 20, 20)),
     "CNN": (partial(CNN, 3, 9, 4, channels=(5, 9), hidden=(11,), batch_norm=True), (3, 9, 9)),

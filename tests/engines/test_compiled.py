@@ -17,7 +17,7 @@ from lcfl.methods.local.training import LocalData
 from lcfl.models import ResNet9, SplitNetwork
 from lcfl.models.module import FederatedModule
 from lcfl.models.pulls import Pulls
-from tests.engines.networks import NETWORKS, SHAPE, Dropping, Inner, Normal, Plain, Scratch
+from tests.engines.networks import NETWORKS, SHAPE, Dropping, DroppingSignal, Inner, Normal, Plain, Scratch
 from tests.engines.pairs import data_of, near
 from tests.helpers.builders import named_engine
 
@@ -109,8 +109,9 @@ def test_narrower_vectors_give_the_same_gradients(monkeypatch, tmp_path, flag):
 
 
 @pytest.mark.parametrize("size", [1, 16, 40])
-def test_dropout_draws_the_masks_that_torch_draws(size):
-    pair = engines(Dropping, SHAPE, partial(torch.optim.SGD, lr=0.1, momentum=0.9))
+@pytest.mark.parametrize(("network", "shape"), [(Dropping, SHAPE), (DroppingSignal, (3, 9))])
+def test_dropout_draws_the_masks_that_torch_draws(network, shape, size):
+    pair = engines(network, shape, partial(torch.optim.SGD, lr=0.1, momentum=0.9))
     model, results = pair[0].module.initial_model(3), []
     for engine in pair:
         with engine.seeded(0, "test"):
@@ -328,6 +329,18 @@ def test_a_window_with_a_nan_is_nan_whichever_pixel_it_is(pixel):
         expected, actual = (engine.scorer(model)(inputs) for engine in (sequential, compiled))
     assert int(expected.isnan().all(dim=1).sum()) == 14
     torch.testing.assert_close(actual, expected, equal_nan=True, **TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", [nn.Tanh, nn.Sigmoid, partial(nn.LeakyReLU, 0.2)])
+def test_activations_are_those_of_torch_for_numbers_of_all_sizes(kind):
+    """The linear layer returns its inputs."""
+    sequential, compiled = engines(lambda: nn.Sequential(nn.Linear(4, 4), kind()), (4,), cut=None)
+    model = torch.cat([torch.eye(4).flatten(), torch.zeros(4)])
+    sizes = torch.logspace(-30, 30, 4000)
+    inputs = torch.cat([sizes, -sizes, torch.linspace(-100, 100, 4000)]).view(-1, 4)
+    with torch.no_grad():
+        expected, actual = (engine.scorer(model)(inputs) for engine in (sequential, compiled))
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-35)
 
 
 class Changing(View):

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "activation.h"
 #include "convolution.h"
 #include "descent.h"
 #include "linear.h"
@@ -122,7 +123,10 @@ class Program {
                                op.bias < 0 ? nullptr : model + op.bias, in, out);
                     break;
                 case RELU:
-                    for (int64_t i = 0; i < in_size; ++i) out[i] = Vec{} > in[i] ? Vec{} : in[i];  // keeps NaN
+                case LEAKY_RELU:
+                case TANH:
+                case SIGMOID:
+                    activate(op, in_size, in, out);
                     break;
                 case DROPOUT: {
                     const Vec* mask = kept_[number].get() + chunk * in_size;
@@ -163,9 +167,9 @@ class Program {
         const Value& to = shapes_[op.output];
         const int64_t in_size = chunk_size(op.input), out_size = chunk_size(op.output);
         Vec *in = value(op.input), *out = value(op.output), *rise = slope(op.output);
-        if (op.kind == RELU) {
+        if (is_activation(op.kind)) {
             Vec* back = op.input == op.output ? rise : place_for(op.input);
-            for (int64_t i = 0; i < in_size * batch_.chunks; ++i) back[i] = Vec{} >= out[i] ? Vec{} : rise[i];
+            activate_back(op, in_size * batch_.chunks, out, rise, back);
             return op.input == op.output ? void() : settle(op.input, back);
         }
         if (op.kind == DROPOUT) {

@@ -10,7 +10,20 @@ namespace lcfl {
 // kernels.py has these, too.
 constexpr double BAD_LABEL = -1, NO_MEMORY = -2;
 
-enum Kind : int32_t { CONV, LINEAR, RELU, MAX_POOL, AVG_POOL, GROUP_NORM, BATCH_NORM, ADD, DROPOUT };
+enum Kind : int32_t {
+    CONV,
+    LINEAR,
+    MAX_POOL,
+    AVG_POOL,
+    GROUP_NORM,
+    BATCH_NORM,
+    ADD,
+    DROPOUT,
+    RELU,
+    LEAKY_RELU,
+    TANH,
+    SIGMOID
+};
 
 struct Value {  // the shape of one sample
     int32_t channels, height, width;
@@ -20,8 +33,8 @@ struct Value {  // the shape of one sample
 struct Op {
     int32_t kind, input, other, output;  // numbers of values; `other` is the second input of ADD
     int32_t kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w;
-    int32_t groups;  // of GROUP_NORM; the number of the mask of DROPOUT
-    float eps, momentum;
+    int32_t groups;              // of GROUP_NORM; the number of the mask of DROPOUT
+    float eps, momentum;         // eps is also the slope of LEAKY_RELU below 0
     int64_t weight, bias;        // offsets in the model; -1 if there is none
     int64_t mean, var, tracked;  // BATCH_NORM: offsets of its statistics in the buffers
 };

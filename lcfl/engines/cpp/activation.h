@@ -1,0 +1,73 @@
+// Functions of single numbers, and their derivatives from their results.
+
+#pragma once
+
+#include <cstdint>
+
+#include "program.h"
+#include "vectors.h"
+
+namespace lcfl {
+
+// e^x to the last bits: 2^n e^r with |r| <= ln 2 / 2, and a polynomial for e^r. Below -87 and above 88 it stays the
+// same. NaN gives NaN.
+inline Vec exponential(Vec x) {
+    const Vec low = fill(-87), high = fill(88), to_integers = fill(12582912);  // 1.5 x 2^23, beyond which are integers
+    x = x < low ? low : x;
+    x = x > high ? high : x;
+    const Vec n = x * 1.44269504f + to_integers - to_integers;
+    const Vec r = x - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts
+    Vec sum = fill(1.9875691500e-4f);
+    for (float factor : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+        sum = sum * r + factor;
+    const Mask power = (__builtin_convertvector(n, Mask) + 127) << 23;
+    return (sum * r * r + r + 1) * (Vec)power;
+}
+
+inline Vec sigmoid(Vec x) { return 1 / (1 + exponential(-x)); }
+
+inline Vec tangent(Vec x) {  // hyperbolic; near 0 by a polynomial, because a difference would lose digits there
+    const Vec square = x * x, far = 1 - 2 / (exponential(2 * x) + 1);
+    Vec sum = fill(-5.70498872745e-3f);
+    for (float factor : {2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f, -3.33332819422e-1f})
+        sum = sum * square + factor;
+    return square < 0.390625f ? sum * square * x + x : far;
+}
+
+inline bool is_activation(int32_t kind) { return kind >= RELU; }
+
+inline void activate(const Op& op, int64_t size, const Vec* in, Vec* out) {
+    switch (op.kind) {
+        case RELU:
+            for (int64_t i = 0; i < size; ++i) out[i] = Vec{} > in[i] ? Vec{} : in[i];  // keeps NaN
+            break;
+        case LEAKY_RELU:
+            for (int64_t i = 0; i < size; ++i) out[i] = Vec{} > in[i] ? op.eps * in[i] : in[i];
+            break;
+        case TANH:
+            for (int64_t i = 0; i < size; ++i) out[i] = tangent(in[i]);
+            break;
+        case SIGMOID:
+            for (int64_t i = 0; i < size; ++i) out[i] = sigmoid(in[i]);
+            break;
+    }
+}
+
+inline void activate_back(const Op& op, int64_t size, const Vec* out, const Vec* rise, Vec* back) {
+    switch (op.kind) {
+        case RELU:
+            for (int64_t i = 0; i < size; ++i) back[i] = Vec{} >= out[i] ? Vec{} : rise[i];
+            break;
+        case LEAKY_RELU:
+            for (int64_t i = 0; i < size; ++i) back[i] = Vec{} >= out[i] ? op.eps * rise[i] : rise[i];
+            break;
+        case TANH:
+            for (int64_t i = 0; i < size; ++i) back[i] = rise[i] * (1 - out[i] * out[i]);
+            break;
+        case SIGMOID:
+            for (int64_t i = 0; i < size; ++i) back[i] = rise[i] * out[i] * (1 - out[i]);
+            break;
+    }
+}
+
+}  // namespace lcfl
