@@ -16,7 +16,13 @@ from lcfl.models.layout import Layout
 
 __all__ = ["Program", "trace"]
 
-FUNCTIONS: dict[Any, str] = {torch.flatten: "flatten", torch.add: "add", operator.add: "add", operator.iadd: "iadd"}
+FUNCTIONS: dict[Any, str] = {
+    torch.flatten: "flatten",
+    torch.mean: "mean",
+    torch.add: "add",
+    operator.add: "add",
+    operator.iadd: "iadd",
+}
 FLATTENED = ({"start_dim": 1}, {"start_dim": 1, "end_dim": -1})
 LAYER_OF: dict[Any, type[nn.Module]] = {  # functions, and names of methods, that have the arguments of a layer
     F.relu: nn.ReLU,
@@ -134,10 +140,23 @@ class _Tracer:
         size = self.to.values[inputs[0].number].size if inputs else 0
         if name in ("view", "reshape") and not options and args in ((None, -1), (None, size), (-1, size)):
             return Place(inputs[0].number, True)
+        if name == "mean" and len(inputs) == 1:
+            return self.mean(inputs[0], {**dict(zip(("dim", "keepdim"), args, strict=False)), **options})
         kind = LAYER_OF.get(node.target)
         if kind is not None and not any(isinstance(each, fx.Node) for each in (*args, *options.values())):
             return self.to.layer(_layer_of(kind, args, options), inputs[0])
         raise Unsupported(f"its forward pass calls {getattr(node.target, '__name__', node.target)}")
+
+    def mean(self, at: Place, options: dict[str, Any]) -> Place:
+        """Adds the mean over all pixels of an image, or all steps of a signal."""
+        sides = {2} if self.to.is_signal else {2, 3}
+        dims = options.get("dim")
+        dims = dims if isinstance(dims, Sequence) else (dims,)
+        found = {each % (len(sides) + 2) for each in dims if isinstance(each, int)}
+        if at.is_flat or options.keys() - {"dim", "keepdim"} or len(dims) != len(sides) or found != sides:
+            raise Unsupported("its forward pass calls mean")
+        place = self.to.layer(nn.AdaptiveAvgPool1d(1) if self.to.is_signal else nn.AdaptiveAvgPool2d(1), at)
+        return place if options.get("keepdim") else Place(place.number, True)
 
 
 def trace(network: nn.Module, shape: Sequence[int], layout: Layout | None = None) -> Program:

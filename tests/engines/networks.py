@@ -101,8 +101,8 @@ class Signal(nn.Module):
 
     def forward(self, x):
         x = self.two(self.one(x))  # [B, 17, 5]
-        x = F.avg_pool1d(torch.tanh(self.three(x)), 2)
-        return self.decision(F.adaptive_avg_pool1d(x, 1).view(x.size(0), -1))
+        x = F.adaptive_avg_pool1d(F.avg_pool1d(torch.tanh(self.three(x)), 2), 2)
+        return self.decision(x.mean(-1))
 
 
 class Activated(nn.Module):

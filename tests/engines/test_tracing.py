@@ -273,6 +273,35 @@ def test_all_usual_ways_to_flatten(flat):
     assert trace(Flattening(), SHAPE).num_outputs == 4
 
 
+@pytest.mark.parametrize(
+    ("average", "supported"),
+    [
+        (lambda x: x.mean((2, 3)), True),
+        (lambda x: torch.mean(x, dim=[-1, -2]), True),
+        (lambda x: x.mean((2, 3), keepdim=True).flatten(1), True),
+        (lambda x: x.mean((2, 3), keepdim=True), False),
+        (lambda x: x.mean(1).flatten(1), False),
+        (lambda x: x.mean((0, 2, 3)), False),
+        (lambda x: x.mean(), False),
+        (lambda x: x.mean((2, 3), dtype=torch.float64).float(), False),
+    ],
+)
+def test_the_mean_over_all_pixels(average, supported):
+    class Averaging(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.decision = nn.Conv2d(3, 6, 1), nn.Linear(6, 4)
+
+        def forward(self, x):
+            return self.decision(average(self.one(x)))
+
+    if supported:
+        assert trace(Averaging(), SHAPE).num_outputs == 4
+        return
+    with pytest.raises(Unsupported, match=r"calls mean|unusual settings"):
+        trace(Averaging(), SHAPE)
+
+
 @pytest.mark.parametrize("sides", [lambda x: x.size()[2:], lambda x: (x.size(2), x.shape[3])])
 def test_pools_over_the_size_that_the_code_reads(sides):
     class Pooling(nn.Module):
