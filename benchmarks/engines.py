@@ -99,6 +99,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], str | None, tuple[int, ...]]]
     "signals": (Signals, None, SENSORS),
     "LeNet5, tanh": (partial(Smooth, nn.Tanh), None, IMAGES),
     "LeNet5, sigmoid": (partial(Smooth, nn.Sigmoid), None, IMAGES),
+    "LeNet5, GELU": (partial(Smooth, nn.GELU), None, IMAGES),
     "LeNet5, leaky ReLU": (partial(Smooth, nn.LeakyReLU), None, IMAGES),
     "MLP": (ONE_HIDDEN, None, GREY),
     "CharLSTM": (networks.CharLSTM, None, CHARACTERS),

@@ -27,7 +27,7 @@ KEYS = ("model name", "flags", "Features", "CPU part")  # of /proc/cpuinfo that 
 BAD_LABEL, NO_MEMORY = -1, -2  # what a kernel returns in place of a loss, as in cpp/program.h
 
 _LAYERS = ("conv", "linear", "max_pool", "avg_pool", "group_norm", "batch_norm", "add", "dropout")
-_ACTIVATIONS = ("relu", "leaky_relu", "tanh", "sigmoid")
+_ACTIVATIONS = ("relu", "leaky_relu", "tanh", "sigmoid", "gelu", "silu")
 KIND = {name: number for number, name in enumerate((*_LAYERS, *_ACTIVATIONS))}
 
 

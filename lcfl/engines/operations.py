@@ -176,6 +176,16 @@ def _sigmoid(to: Builder, layer: nn.Sigmoid, at: Place, value: Value) -> Place:
     return to.emit("sigmoid", at, _shape_of(value), None)
 
 
+def _gelu(to: Builder, layer: nn.GELU, at: Place, value: Value) -> Place | None:
+    return to.emit("gelu", at, _shape_of(value), None) if layer.approximate == "none" else None
+
+
+def _silu(to: Builder, layer: nn.SiLU, at: Place, value: Value) -> Place:
+    if layer.inplace:
+        to.overwritten.append(at.number)
+    return to.emit("silu", at, _shape_of(value), None)
+
+
 def _dropout(to: Builder, layer: nn.Dropout, at: Place, value: Value) -> Place | None:
     """Adds a dropout of features or a signal. An image's mask would depend on the order of its channels in memory."""
     if layer.p == 0:
@@ -251,6 +261,8 @@ LAYERS: dict[type[nn.Module], Rule] = {
     nn.LeakyReLU: _leaky_relu,
     nn.Tanh: _tanh,
     nn.Sigmoid: _sigmoid,
+    nn.GELU: _gelu,
+    nn.SiLU: _silu,
     nn.Dropout: _dropout,
     nn.Identity: _identity,
     nn.Flatten: _flatten,

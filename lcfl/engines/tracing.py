@@ -35,6 +35,8 @@ LAYER_OF: dict[Any, type[nn.Module]] = {  # functions, and names of methods, tha
     F.sigmoid: nn.Sigmoid,
     torch.sigmoid: nn.Sigmoid,
     "sigmoid": nn.Sigmoid,
+    F.gelu: nn.GELU,
+    F.silu: nn.SiLU,
     F.max_pool1d: nn.MaxPool1d,
     torch.max_pool1d: nn.MaxPool1d,
     F.avg_pool1d: nn.AvgPool1d,

@@ -117,11 +117,13 @@ class Activated(nn.Module):
             nn.Conv2d(5, 18, 3, padding="valid"),
             nn.ReLU(),
             nn.Sigmoid(),
+            nn.GELU(),
             nn.MaxPool2d(2),
             nn.LeakyReLU(0.3, inplace=True),
             nn.Flatten(),
             nn.Linear(18, 20),
             nn.LayerNorm(20),
+            nn.SiLU(),
         )
         self.decision = nn.Linear(20, 4)
 

@@ -1,4 +1,4 @@
-// Functions of single numbers, and their derivatives from their results.
+// Functions of single numbers, and their derivatives from their results, or from their inputs (GELU and SiLU).
 
 #pragma once
 
@@ -9,10 +9,10 @@
 
 namespace lcfl {
 
-// e^x to the last bits: 2^n e^r with |r| <= ln 2 / 2, and a polynomial for e^r. Below -87 and above 88 it stays the
-// same. NaN gives NaN.
+// e^x to the last bits: 2^n e^r with |r| <= ln 2 / 2, and a polynomial for e^r. It is 0 below -88 and infinite above 89,
+// and NaN for NaN.
 inline Vec exponential(Vec x) {
-    const Vec low = fill(-87), high = fill(88), to_integers = fill(12582912);  // 1.5 x 2^23, beyond which are integers
+    const Vec low = fill(-88), high = fill(89), to_integers = fill(12582912);  // 1.5 x 2^23, beyond which are integers
     x = x < low ? low : x;
     x = x > high ? high : x;
     const Vec n = x * 1.44269504f + to_integers - to_integers;
@@ -34,6 +34,18 @@ inline Vec tangent(Vec x) {  // hyperbolic; near 0 by a polynomial, because a di
     return square < 0.390625f ? sum * square * x + x : far;
 }
 
+struct Normal {  // the standard normal distribution: P(X < x), to 1.5e-7, and its density (Abramowitz, Stegun, 7.1.26)
+    Vec below, density;
+    explicit Normal(Vec x) {
+        const Vec size = x < 0 ? -x : x, falling = exponential(-0.5f * x * x), t = 1 / (1 + 0.2316418882f * size);
+        Vec sum = fill(1.061405429f);
+        for (float factor : {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f}) sum = sum * t + factor;
+        const Vec beyond = 0.5f * sum * t * falling;  // P(X > |x|)
+        below = x < 0 ? beyond : 1 - beyond;
+        density = 0.3989422804f * falling;
+    }
+};
+
 inline bool is_activation(int32_t kind) { return kind >= RELU; }
 
 inline void activate(const Op& op, int64_t size, const Vec* in, Vec* out) {
@@ -50,10 +62,16 @@ inline void activate(const Op& op, int64_t size, const Vec* in, Vec* out) {
         case SIGMOID:
             for (int64_t i = 0; i < size; ++i) out[i] = sigmoid(in[i]);
             break;
+        case GELU:
+            for (int64_t i = 0; i < size; ++i) out[i] = in[i] * Normal(in[i]).below;
+            break;
+        case SILU:
+            for (int64_t i = 0; i < size; ++i) out[i] = in[i] * sigmoid(in[i]);
+            break;
     }
 }
 
-inline void activate_back(const Op& op, int64_t size, const Vec* out, const Vec* rise, Vec* back) {
+inline void activate_back(const Op& op, int64_t size, const Vec* in, const Vec* out, const Vec* rise, Vec* back) {
     switch (op.kind) {
         case RELU:
             for (int64_t i = 0; i < size; ++i) back[i] = Vec{} >= out[i] ? Vec{} : rise[i];
@@ -66,6 +84,18 @@ inline void activate_back(const Op& op, int64_t size, const Vec* out, const Vec*
             break;
         case SIGMOID:
             for (int64_t i = 0; i < size; ++i) back[i] = rise[i] * out[i] * (1 - out[i]);
+            break;
+        case GELU:
+            for (int64_t i = 0; i < size; ++i) {
+                const Normal normal(in[i]);
+                back[i] = rise[i] * (normal.below + in[i] * normal.density);
+            }
+            break;
+        case SILU:
+            for (int64_t i = 0; i < size; ++i) {
+                const Vec share = sigmoid(in[i]);
+                back[i] = rise[i] * share * (1 + in[i] * (1 - share));
+            }
             break;
     }
 }

@@ -126,6 +126,8 @@ class Program {
                 case LEAKY_RELU:
                 case TANH:
                 case SIGMOID:
+                case GELU:
+                case SILU:
                     activate(op, in_size, in, out);
                     break;
                 case DROPOUT: {
@@ -169,7 +171,7 @@ class Program {
         Vec *in = value(op.input), *out = value(op.output), *rise = slope(op.output);
         if (is_activation(op.kind)) {
             Vec* back = op.input == op.output ? rise : place_for(op.input);
-            activate_back(op, in_size * batch_.chunks, out, rise, back);
+            activate_back(op, in_size * batch_.chunks, in, out, rise, back);
             return op.input == op.output ? void() : settle(op.input, back);
         }
         if (op.kind == DROPOUT) {

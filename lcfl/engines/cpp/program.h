@@ -22,7 +22,9 @@ enum Kind : int32_t {
     RELU,
     LEAKY_RELU,
     TANH,
-    SIGMOID
+    SIGMOID,
+    GELU,
+    SILU
 };
 
 struct Value {  // the shape of one sample
