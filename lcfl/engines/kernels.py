@@ -24,7 +24,7 @@ SOURCE = Path(__file__).with_name("cpp") / "kernels.cpp"  # includes the other f
 FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-std=c++17", "-shared", "-fPIC")
 COMPILERS = ("c++", "g++", "clang++")
 KEYS = ("model name", "flags", "Features", "CPU part")  # of /proc/cpuinfo that a library depends on
-BAD_LABEL, NO_MEMORY = -1, -2  # what a kernel returns in place of a loss, as in cpp/program.h
+BAD_LABEL, NO_MEMORY = -1e300, -2e300  # what a kernel returns in place of a loss, as in cpp/program.h
 
 _LAYERS = ("conv", "linear", "max_pool", "avg_pool", "group_norm", "batch_norm", "add", "dropout")
 _ACTIVATIONS = ("relu", "leaky_relu", "tanh", "sigmoid", "gelu", "silu")

@@ -80,6 +80,8 @@ class Builder:
 
     def emit(self, kind: str, at: Place, shape: Shape, layer: nn.Module | None, **fields: float) -> Place:
         """Adds an operation with a new value and returns the place of that value."""
+        if min(shape) < 1:
+            raise Unsupported(f"its layer {layer} has a window that is larger than what it reads")
         self.values.append(Value(*shape))
         op = Op(kind=KIND[kind], input=at.number, output=len(self.values) - 1, **{**NOTHING, **fields})
         op.weight, op.bias = (self._offset(layer, name) for name in ("weight", "bias"))
@@ -144,9 +146,9 @@ def _conv(to: Builder, layer: nn.Conv1d | nn.Conv2d, at: Place, value: Value) ->
     padding = named[layer.padding] if isinstance(layer.padding, str) else layer.padding
     if at.is_flat or layer.groups != 1 or any(each != 1 for each in layer.dilation):
         return None
-    if layer.padding_mode != "zeros" or any(pad >= side for pad, side in zip(padding, sides, strict=False)):
-        return None
     window = to.window(layer, padding)
+    if layer.padding_mode != "zeros" or any(pad >= side for side, _, pad in zip(*window, strict=True)):
+        return None
     return to.emit("conv", at, (layer.out_channels, *_windows(value, *window)), layer, **_fields(*window))
 
 

@@ -34,6 +34,8 @@ def check_loss(loss: nn.Module, spec: SampleSpec) -> None:
             raise Unsupported("the targets are not classes")
         if loss.ignore_index >= 0:
             raise Unsupported(f"the loss ignores label {loss.ignore_index}")
+        if not 0 <= loss.label_smoothing <= 1:
+            raise Unsupported(f"the label smoothing is {loss.label_smoothing}, not from 0 to 1")
     elif spec.num_classes is not None or spec.target_dtype != torch.float32:
         raise Unsupported("the targets are not numbers in float32")
     elif isinstance(loss, nn.BCEWithLogitsLoss) and loss.weight is not None:
@@ -49,10 +51,14 @@ def check_outputs(loss: nn.Module, spec: SampleSpec, outputs: int) -> None:
     if spec.num_classes is None and spec.target_shape != (outputs,):
         raise Unsupported(f"a target has the shape {spec.target_shape}, and an output ({outputs},)")
     weights = _weights(loss)
-    if weights is not None and (weights.shape != (outputs,) or weights.dtype != torch.float32):
+    if weights is None:
+        return
+    if weights.shape != (outputs,) or weights.dtype != torch.float32:
         raise Unsupported(
             f"the loss has weights of shape {tuple(weights.shape)} in {weights.dtype} for {outputs} outputs"
         )
+    if not weights.is_contiguous() or weights.requires_grad:
+        raise Unsupported("the weights of the loss are a view, or require a gradient")
 
 
 def loss_settings(loss: nn.Module) -> kernels.Loss:

@@ -23,6 +23,7 @@ FUNCTIONS: dict[Any, str] = {
     operator.add: "add",
     operator.iadd: "iadd",
 }
+KEPT = [KIND[name] for name in ("relu", "leaky_relu", "tanh", "sigmoid")]  # their gradients need their results
 FLATTENED = ({"start_dim": 1}, {"start_dim": 1, "end_dim": -1})
 LAYER_OF: dict[Any, type[nn.Module]] = {  # functions, and names of methods, that have the arguments of a layer
     F.relu: nn.ReLU,
@@ -120,6 +121,8 @@ class _Tracer:
         readers = [number for op in made.ops for number in (op.input, op.other)] + [last.number]
         if any(readers.count(number) > 1 for number in made.overwritten):
             raise Unsupported("it changes in place what its forward pass reads again")
+        if any(op.kind in KEPT and op.output in made.overwritten for op in made.ops):
+            raise Unsupported("it changes in place what torch keeps for the backward pass")
         if any(op.output not in readers for op in made.ops):  # torch gives the parameters before it no gradient
             raise Unsupported("its forward pass computes what its output does not depend on")
         made.share_values(last.number, readers)

@@ -127,6 +127,22 @@ def test_refuses_a_network_that_its_trace_does_not_show(monkeypatch, network, wh
         check(module(network))
 
 
+class ChangesItsInput(Plainly):
+    def forward(self, x):
+        return super().forward(nn.functional.leaky_relu(x, 0.1, inplace=True))
+
+
+class Broken(Plainly):
+    def __init__(self):
+        super().__init__()
+        self.decision.bias.data.fill_(torch.nan)
+
+
+@pytest.mark.parametrize("network", [ChangesItsInput, Broken])
+def test_accepts_networks_that_change_their_input_or_return_nan(network):
+    check(module(network))
+
+
 def test_accepts_plain_networks_also_while_gradients_are_off():
     with torch.no_grad(), torch.autocast("cpu"):
         check(module())

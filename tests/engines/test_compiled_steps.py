@@ -92,6 +92,14 @@ def test_binary_cross_entropy_of_large_scores_is_finite(weights):
     assert float(actual.loss) == pytest.approx(float(expected.loss), rel=1e-5)
 
 
+def test_a_negative_loss_is_a_loss():
+    """Targets beyond 1 make the binary cross-entropy negative, here -1."""
+    targets = torch.full((160, 1), 1 + 1 / 128)
+    data = loaded(blobs(2, dataset=Tensors((torch.full((160, 1), 128.0), targets)), partition=IID()))
+    for engine in pair(nn.BCEWithLogitsLoss(), data, partial(nn.Linear, 1, 1), cut=None):
+        assert float(engine.gradient(torch.tensor([1.0, 0.0]), np.arange(5)).loss) == -1
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_loss_of_a_model_with_a_nan_is_nan(name):
     loss, data = LOSSES[name]
@@ -203,6 +211,16 @@ NUMBERS = {"num_classes": None, "target_shape": (4,), "target_dtype": torch.floa
         (nn.BCEWithLogitsLoss(pos_weight=torch.ones(1)), None, NUMBERS, r"weights of shape \(1,\) .* for 4 outputs"),
         (nn.CrossEntropyLoss(torch.ones(5)), None, {}, r"weights of shape \(5,\) in torch.float32 for 4 outputs"),
         (nn.CrossEntropyLoss(torch.ones(4).double()), None, {}, "in torch.float64 for 4 outputs"),
+        (nn.CrossEntropyLoss(torch.arange(8.0)[::2]), None, {}, "the weights of the loss are a view"),
+        (
+            nn.BCEWithLogitsLoss(pos_weight=torch.tensor([3.0]).expand(4)),
+            None,
+            NUMBERS,
+            "the weights of the loss are a view",
+        ),
+        (nn.CrossEntropyLoss(nn.Parameter(torch.ones(4))), None, {}, "or require a gradient"),
+        (nn.CrossEntropyLoss(label_smoothing=1.5), None, {}, "the label smoothing is 1.5"),
+        (nn.CrossEntropyLoss(label_smoothing=-0.5), None, {}, "the label smoothing is -0.5"),
         (nn.CrossEntropyLoss(), partial(torch.optim.Adam, amsgrad=True), {}, "the optimizer is Adam, not .* amsgrad"),
         (nn.CrossEntropyLoss(), partial(torch.optim.AdamW, maximize=True), {}, "AdamW that minimizes"),
         (nn.CrossEntropyLoss(), torch.optim.RMSprop, {}, "the optimizer is RMSprop"),

@@ -9,8 +9,8 @@
 
 namespace lcfl {
 
-// e^x to the last bits: 2^n e^r with |r| <= ln 2 / 2, and a polynomial for e^r. It is 0 below -88 and infinite above 89,
-// and NaN for NaN.
+// e^x to the last bits: 2^n e^r with |r| <= ln 2 / 2, and a polynomial for e^r. It is 0 below -88 and infinite above
+// 89, and NaN for NaN.
 inline Vec exponential(Vec x) {
     const Vec low = fill(-88), high = fill(89), to_integers = fill(12582912);  // 1.5 x 2^23, beyond which are integers
     x = x < low ? low : x;

@@ -88,7 +88,7 @@ class Descent : public Receiver {
     }
 
     // m <- beta1 m + (1 - beta1) g, v <- beta2 v + (1 - beta2) g^2, w <- w - rate m^ / (sqrt(v^) + eps), where
-    // m^ = m / (1 - beta1^t) and v^ = v / (1 - beta2^t). Factors are rounded where torch rounds them.
+    // m^ = m / (1 - beta1^t) and v^ = v / (1 - beta2^t).
     void adam(float* w, float* m, float* v, const float* g, int64_t first, int64_t end) const {
         const Optimizer& by = optimizer_;
         const float kept = by.decoupled ? float(1 - double(by.rate) * by.weight_decay) : 1;

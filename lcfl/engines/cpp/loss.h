@@ -8,6 +8,7 @@
 #include <numeric>
 #include <vector>
 
+#include "activation.h"
 #include "program.h"
 #include "vectors.h"
 
@@ -47,7 +48,7 @@ class MeanLoss {
                                     : std::vector<float>(outputs, 1)) {}
 
     // Targets are labels [B] in int64, or numbers [B][C] in float32. Returns BAD_LABEL if a label is no class.
-    double differentiate(const Outputs& outputs, const void* targets) const {
+    double differentiate(const Outputs& outputs, const void* targets) {
         if (kind_ == CROSS_ENTROPY) return cross_entropy(outputs, static_cast<const int64_t*>(targets));
         const float* numbers = static_cast<const float*>(targets);
         return kind_ == SQUARED_ERROR ? squared_error(outputs, numbers) : binary_cross_entropy(outputs, numbers);
@@ -84,39 +85,57 @@ class MeanLoss {
         return loss / whole;
     }
 
-    double squared_error(const Outputs& outputs, const float* targets) const {
-        const int lanes = outputs.batch.lanes();
-        const float count = float(outputs.size * outputs.batch.samples);
-        double loss = 0;
-        outputs.for_each([&](int64_t sample, const float* value, float* slope) {
-            for (int64_t c = 0; c < outputs.size; ++c) {
-                const float apart = value[c * lanes] - targets[sample * outputs.size + c];
-                slope[c * lanes] = 2 / count * apart;
-                loss += apart * apart;
-            }
+    double squared_error(const Outputs& outputs, const float* targets) {
+        return mean_of(outputs, targets, [](int64_t, Vec value, Vec target, Vec& slope) {
+            const Vec apart = value - target;
+            slope = 2 * apart;
+            return apart * apart;
         });
-        return loss / count;
     }
 
     // The mean of -w_c y log sigmoid(x) - (1 - y) log(1 - sigmoid(x)).
-    double binary_cross_entropy(const Outputs& outputs, const float* targets) const {
-        const int lanes = outputs.batch.lanes();
-        const float count = float(outputs.size * outputs.batch.samples);
-        double loss = 0;
-        outputs.for_each([&](int64_t sample, const float* value, float* slope) {
-            for (int64_t c = 0; c < outputs.size; ++c) {
-                const float x = value[c * lanes], y = targets[sample * outputs.size + c];
-                const float both = 1 + (weights_[c] - 1) * y;
-                slope[c * lanes] = (both / (1 + std::exp(-x)) - weights_[c] * y) / count;
-                loss += (1 - y) * x + both * (std::log1p(std::exp(-std::abs(x))) + std::max(-x, 0.0f));
-            }
+    double binary_cross_entropy(const Outputs& outputs, const float* targets) {
+        return mean_of(outputs, targets, [&](int64_t c, Vec x, Vec y, Vec& slope) {
+            const Vec smaller = exponential(x < 0 ? x : -x), both = 1 + (weights_[c] - 1) * y;
+            slope = both * (x < 0 ? smaller : fill(1)) / (1 + smaller) - weights_[c] * y;
+            return (1 - y) * x + both * (logarithm(smaller) + (x < 0 ? -x : Vec{}));
         });
-        return loss / count;
+    }
+
+    // ln(1 + x) for x from 0 to 1, by the series of 2 artanh(x / (2 + x)).
+    static Vec logarithm(Vec x) {
+        const Vec part = x / (2 + x), square = part * part;
+        Vec sum = fill(1.0f / 13);
+        for (int power = 11; power > 0; power -= 2) sum = sum * square + 1.0f / float(power);
+        return 2 * part * sum;
+    }
+
+    // Returns the mean over all outputs of what `term(c, values, targets, slopes)` returns for a vector of samples.
+    template <class Term>
+    double mean_of(const Outputs& outputs, const float* targets, Term term) {
+        const Batch& batch = outputs.batch;
+        const float count = float(outputs.size * batch.samples);
+        Vec* wanted = targets_.of(outputs.size * batch.V);
+        double sum = 0;
+        for (int chunk = 0; chunk < batch.chunks; ++chunk) {
+            to_innermost(targets + int64_t(chunk) * batch.lanes() * outputs.size, outputs.size, batch.V,
+                         batch.in_chunk(chunk), wanted);
+            for (int64_t i = 0; i < outputs.size * batch.V; ++i) {
+                const Mask is_sample = batch.holds(chunk, int(i % batch.V)) > 0;
+                const int64_t at = chunk * outputs.size * batch.V + i;
+                Vec slope;
+                const Vec loss = term(i / batch.V, outputs.values[at], wanted[i], slope);
+                outputs.slopes[at] = is_sample ? slope / count : Vec{};
+                sum += total(is_sample ? loss : Vec{});
+            }
+        }
+        return sum / count;
     }
 
     const int32_t kind_;
     const float smoothing_;
     const std::vector<float> weights_;
+    Memory targets_;  // of a chunk
 };
 
 }  // namespace lcfl

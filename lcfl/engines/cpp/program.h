@@ -8,7 +8,7 @@ namespace lcfl {
 
 // What a kernel returns in place of a loss: a label is not the number of a class, or there is too little memory.
 // kernels.py has these, too.
-constexpr double BAD_LABEL = -1, NO_MEMORY = -2;
+constexpr double BAD_LABEL = -1e300, NO_MEMORY = -2e300;  // no sum of floats gets there
 
 enum Kind : int32_t {
     CONV,
