@@ -38,7 +38,8 @@ BATCHES = (10, 32, 64)
 ENGINES = ("compiled", "sequential")
 ONE_HIDDEN = partial(networks.MLP, 784, (200,), 10)
 OPTIMIZERS = {"SGD": partial(torch.optim.SGD, lr=0.01), "Adam": torch.optim.Adam}
-LOSSES = {"classes": nn.CrossEntropyLoss, "numbers": nn.MSELoss}  # by the targets
+# by the targets
+LOSSES = {"classes": nn.CrossEntropyLoss, "numbers": nn.MSELoss, "labels": nn.BCEWithLogitsLoss}
 
 
 class Transformer(networks.SplitNetwork):
@@ -143,14 +144,17 @@ class Loop:
 
 
 def data_of(shape: Sequence[int], number: int, task: str) -> FederatedDataModule:
-    """Returns data with one client: tokens for the shapes of text, otherwise numbers, and ten classes or targets."""
+    """Returns data with one client: tokens for the shapes of text, otherwise numbers. Classes or targets are ten."""
     draw = torch.Generator().manual_seed(0)
     is_text = shape in (CHARACTERS, TOKENS)
     inputs = (
         torch.randint(80, (number, *shape), generator=draw) if is_text else torch.randn(number, *shape, generator=draw)
     )
-    labels = torch.randint(10, (number,), generator=draw)
-    targets = labels if task == "classes" else torch.randn(number, 10, generator=draw)
+    targets = torch.randint(10, (number,), generator=draw)
+    if task != "classes":
+        targets = torch.randn(number, 10, generator=draw)
+    if task == "labels":
+        targets = (targets > 0).float()
     data = FederatedDataModule(Tensors((inputs, targets)), IID(), 1)
     data.prepare_data()
     data.setup()
@@ -210,7 +214,12 @@ def main(args: Sequence[str] | None = None) -> list[dict[str, object]]:
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
     parser.add_argument("--precision", choices=get_args(Precision), default="32-true")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="SGD")
-    parser.add_argument("--targets", choices=LOSSES, default="classes", help="numbers have the squared error as loss")
+    parser.add_argument(
+        "--targets",
+        choices=LOSSES,
+        default="classes",
+        help="numbers have the squared error as loss, and labels of 0 and 1 the binary cross-entropy",
+    )
     parser.add_argument("--seconds", type=float, default=4.0, help="processor seconds for an entry, on average")
     parser.add_argument("--json", type=Path, help="file for the numbers")
     options = parser.parse_args(args)
