@@ -277,7 +277,7 @@ def test_hosts_measures_what_crosses_the_network(module, tmp_path, capsys):
         pytest.skip(f"a slow cable needs {TUN}")
     one, two, slow = hosts.main([*words, "--csv", str(path)])
     model = 4 * 61_706 / 1e6
-    assert one["sent_mb"] == one["received_mb"] == 0
+    assert max(one["sent_mb"], one["received_mb"]) < 0.001  # the system may send a packet of its own
     assert all(model < row["sent_mb"] < 2 * model < row["received_mb"] < 3 * model for row in (two, slow))
     assert path.read_text().startswith("network,hosts,round_s,") and "2 hosts, 10 ms, 100 Mbit/s" in path.read_text()
     assert "| lenet | 1 host |" in capsys.readouterr().out
