@@ -17,7 +17,7 @@ from lcfl.data.spec import SampleSpec
 from lcfl.engines import kernels
 from lcfl.engines.forward_graph import Unsupported
 from lcfl.engines.sequential import SequentialEngine, check_steps
-from lcfl.engines.step_settings import check_loss, check_outputs, loss_settings, optimizer_settings
+from lcfl.engines.step_settings import check_loss, check_targets, loss_settings, optimizer_settings
 from lcfl.engines.tracing import Program, trace
 from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
 from lcfl.models.hooks import has_hooks
@@ -61,18 +61,18 @@ def check_compiled(
     check_loss(module.loss, spec)
     optimizer_settings(module)
     program = trace(module.network, spec.shape, module.layout)
-    check_outputs(module.loss, spec, program.num_outputs)
+    check_targets(module.loss, spec, program.num_outputs)
     try:
         opened = kernels.OpenProgram(program.arguments, precision == "bf16-mixed")
     except kernels.Unavailable as error:
         raise Unsupported(str(error)) from None
     if precision == "bf16-mixed" and not opened.is_in_bfloat16:
         raise Unsupported(NEEDS_BFLOAT16)
-    _check_outputs(module, spec.shape, program)
+    _check_trace(module, spec.shape, program)
     return program
 
 
-def _check_outputs(module: FederatedModule, shape: Sequence[int], program: Program) -> None:
+def _check_trace(module: FederatedModule, shape: Sequence[int], program: Program) -> None:
     """Checks that the network and its program give two random samples the same outputs, in float32.
 
     A network whose code does what a trace does not show would otherwise be trained as another one.

@@ -82,6 +82,8 @@ class Builder:
         """Adds an operation with a new value and returns the place of that value."""
         if min(shape) < 1:
             raise Unsupported(f"its layer {layer} has a window that is larger than what it reads")
+        if getattr(layer, "inplace", False):
+            self.overwritten.append(at.number)
         self.values.append(Value(*shape))
         op = Op(kind=KIND[kind], input=at.number, output=len(self.values) - 1, **{**NOTHING, **fields})
         op.weight, op.bias = (self._offset(layer, name) for name in ("weight", "bias"))
@@ -156,36 +158,19 @@ def _linear(to: Builder, layer: nn.Linear, at: Place, value: Value) -> Place | N
     return to.emit("linear", at, (layer.out_features, 1, 1), layer) if at.is_flat else None
 
 
-def _relu(to: Builder, layer: nn.ReLU, at: Place, value: Value) -> Place:
-    if layer.inplace:
-        to.overwritten.append(at.number)
-    return to.emit("relu", at, _shape_of(value), None)
+def _pointwise(kind: str) -> Rule:
+    """Returns the rule of a layer that has no settings."""
+    return lambda to, layer, at, value: to.emit(kind, at, _shape_of(value), layer)
 
 
 def _leaky_relu(to: Builder, layer: nn.LeakyReLU, at: Place, value: Value) -> Place | None:
     if layer.negative_slope <= 0:  # the sign of an output would not be that of the input
         return None
-    if layer.inplace:
-        to.overwritten.append(at.number)
-    return to.emit("leaky_relu", at, _shape_of(value), None, eps=layer.negative_slope)
-
-
-def _tanh(to: Builder, layer: nn.Tanh, at: Place, value: Value) -> Place:
-    return to.emit("tanh", at, _shape_of(value), None)
-
-
-def _sigmoid(to: Builder, layer: nn.Sigmoid, at: Place, value: Value) -> Place:
-    return to.emit("sigmoid", at, _shape_of(value), None)
+    return to.emit("leaky_relu", at, _shape_of(value), layer, eps=layer.negative_slope)
 
 
 def _gelu(to: Builder, layer: nn.GELU, at: Place, value: Value) -> Place | None:
-    return to.emit("gelu", at, _shape_of(value), None) if layer.approximate == "none" else None
-
-
-def _silu(to: Builder, layer: nn.SiLU, at: Place, value: Value) -> Place:
-    if layer.inplace:
-        to.overwritten.append(at.number)
-    return to.emit("silu", at, _shape_of(value), None)
+    return to.emit("gelu", at, _shape_of(value), layer) if layer.approximate == "none" else None
 
 
 def _dropout(to: Builder, layer: nn.Dropout, at: Place, value: Value) -> Place | None:
@@ -194,10 +179,8 @@ def _dropout(to: Builder, layer: nn.Dropout, at: Place, value: Value) -> Place |
         return at
     if not (at.is_flat or to.is_signal) or layer.p == 1:
         return None
-    if layer.inplace:
-        to.overwritten.append(at.number)
     to.dropouts.append((layer.p, value.size))
-    return to.emit("dropout", at, _shape_of(value), None, groups=len(to.dropouts) - 1)
+    return to.emit("dropout", at, _shape_of(value), layer, groups=len(to.dropouts) - 1)
 
 
 def _identity(to: Builder, layer: nn.Identity, at: Place, value: Value) -> Place:
@@ -259,12 +242,12 @@ def _batch_norm(to: Builder, layer: nn.BatchNorm2d | nn.BatchNorm1d, at: Place, 
 
 LAYERS: dict[type[nn.Module], Rule] = {
     nn.Linear: _linear,
-    nn.ReLU: _relu,
+    nn.ReLU: _pointwise("relu"),
     nn.LeakyReLU: _leaky_relu,
-    nn.Tanh: _tanh,
-    nn.Sigmoid: _sigmoid,
+    nn.Tanh: _pointwise("tanh"),
+    nn.Sigmoid: _pointwise("sigmoid"),
     nn.GELU: _gelu,
-    nn.SiLU: _silu,
+    nn.SiLU: _pointwise("silu"),
     nn.Dropout: _dropout,
     nn.Identity: _identity,
     nn.Flatten: _flatten,

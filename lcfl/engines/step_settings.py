@@ -11,7 +11,7 @@ from lcfl.methods.local.sgd import plain_settings, sgd_settings
 from lcfl.models.hooks import has_hooks
 from lcfl.models.module import FederatedModule
 
-__all__ = ["check_loss", "check_outputs", "loss_settings", "optimizer_settings"]
+__all__ = ["check_loss", "check_targets", "loss_settings", "optimizer_settings"]
 
 LOSSES = (nn.CrossEntropyLoss, nn.MSELoss, nn.BCEWithLogitsLoss)  # in the order of LossKind in cpp/program.h
 
@@ -42,7 +42,7 @@ def check_loss(loss: nn.Module, spec: SampleSpec) -> None:
         raise Unsupported("the loss has other weights than those of positive targets")
 
 
-def check_outputs(loss: nn.Module, spec: SampleSpec, outputs: int) -> None:
+def check_targets(loss: nn.Module, spec: SampleSpec, outputs: int) -> None:
     """Checks that targets and weights fit a network with so many outputs.
 
     Raises:
