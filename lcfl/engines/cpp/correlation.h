@@ -131,62 +131,77 @@ inline Span columns_of(const Window& at, int vector, int count) {
     return inside(std::min(vector * LANES / at.pixel, last), last, at.kernel_w, at.columns);
 }
 
-// A block of CB channels x XB units of out[o][y][x] = bias[o] + sum over taps of w[o][tap] in[tap at y, x], over the
-// input channels from `channel` to `end`. Without a bias, the sum is added to the values in `out`. The first `skip`
-// units are left unchanged.
-template <int CB, int XB, int V>
-void correlate_block(const Window& at, int channel, int end, Span rows, Span columns, int skip, const float* in,
-                     const float* packed, const float* bias, Vec* out, int64_t plane) {
+// Where the sums of a block begin, and where they go: rows of vectors for each channel.
+struct Place {
+    Vec* first;
+    int64_t step;  // from one channel to the next
+};
+
+// Adds to a block of CB channels x XB units the sum over taps of w[o][tap] in[tap at y, x], over the input channels
+// from `channel` to `end` and the taps in `rows` and the `width` columns of taps from `left` on. There is at least one
+// tap: gcc keeps sums in registers before and after a loop only if it is sure that the loop runs. The first `skip`
+// units are not written.
+template <int CB, int XB, int V, class Width>
+void correlate_block(const Window& at, int channel, int end, Span rows, int left, Width width, const float* in,
+                     const float* packed, const Place& from, int skip, const Place& to) {
     Vec sum[CB][XB * V];
     for (int c = 0; c < CB; ++c)
-        for (int i = 0; i < XB * V; ++i) sum[c][i] = held(bias ? fill(bias[c]) : out[c * plane + i]);
-    const auto add = [&](auto width) {
-        for (int each = channel; each < end; ++each)
-            for (int ky = rows.begin; ky < rows.end; ++ky) {
-                const float* row = in + ((int64_t(each) * at.height + ky) * at.width + columns.begin) * at.pixel;
-                const float* weight = packed + ((int64_t(each) * at.kernel_h + ky) * at.kernel_w + columns.begin) * CB;
-                for (int kx = 0; kx < width; ++kx, row += at.pixel, weight += CB)
-                    add_products(
-                        sum, [=](int c) { return fill(weight[c]); }, [=](int i) { return loaded(row + i * LANES); });
-            }
-    };
-    const int width = columns.end - columns.begin;
-    if (width == 2)  // a short loop is faster if its length is known
-        add(std::integral_constant<int, 2>());
-    else if (width == 3)
-        add(std::integral_constant<int, 3>());
-    else if (width == 5)
-        add(std::integral_constant<int, 5>());
-    else
-        add(width);
+        for (int i = 0; i < XB * V; ++i) sum[c][i] = held(from.first[c * from.step + i]);
+    do {
+        int ky = rows.begin;
+        do {
+            const float* row = in + ((int64_t(channel) * at.height + ky) * at.width + left) * at.pixel;
+            const float* weight = packed + ((int64_t(channel) * at.kernel_h + ky) * at.kernel_w + left) * CB;
+            int kx = 0;
+            do {
+                add_products(
+                    sum, [=](int c) { return fill(weight[c]); }, [=](int i) { return loaded(row + i * LANES); });
+                row += at.pixel, weight += CB;
+            } while (++kx < width);
+        } while (++ky < rows.end);
+    } while (++channel < end);
     for (int c = 0; c < CB; ++c)
         for (int i = 0; i < XB * V; ++i)
-            if (i >= skip * V) out[c * plane + i] = held(sum[c][i]);
+            if (i >= skip * V) to.first[c * to.step + i] = held(sum[c][i]);
 }
 
 // Adds up a row of CB output channels, from `first` on, in blocks of XB units. The last block overlaps the block
-// before it. Channels beyond the last one have zero weights and are written to `spare`.
+// before it. The sums begin with `bias`, a block, or without one, with the values in `out`. Channels beyond the last
+// one have zero weights and are written to `spare`.
 template <int CB, int XB, int V>
 void correlate_row(const Window& at, int channel, int end, int first, int y, const float* in, const float* packed,
-                   const float* bias, Vec* out, Vec* spare) {
+                   Vec* bias, Vec* out, Vec* spare) {
     const int64_t plane = at.plane();
     const int units = at.units();
     const int valid = std::min(CB, at.out_channels - first);
     const float* weight = packed + int64_t(first) * at.taps();
-    const float* begins = bias && channel == 0 ? bias + first : nullptr;
     const Span rows = inside(y, y, at.kernel_h, at.rows);
     for (int x = 0; x < units; x += XB) {
         const int left = std::min(x, units - XB);
         const Span columns = columns_of(at, left * V, XB * V);
-        const float* from = in + int64_t(y) * at.width * at.pixel + int64_t(left) * V * LANES;
-        Vec* to = out + first * plane + (int64_t(y) * units + left) * V;
-        if (valid == CB) {
-            correlate_block<CB, XB, V>(at, channel, end, rows, columns, x - left, from, weight, begins, to, plane);
-            continue;
-        }
-        for (int c = 0; c < valid; ++c) std::copy_n(to + c * plane, XB * V, spare + c * XB * V);
-        correlate_block<CB, XB, V>(at, channel, end, rows, columns, x - left, from, weight, begins, spare, XB * V);
-        for (int c = 0; c < valid; ++c) std::copy_n(spare + c * XB * V, XB * V, to + c * plane);
+        const Place there{out + first * plane + (int64_t(y) * units + left) * V, plane}, aside{spare, XB * V};
+        const Place to = valid == CB ? there : aside, from = bias ? Place{bias, XB * V} : to;
+        const float* inputs = in + int64_t(y) * at.width * at.pixel + int64_t(left) * V * LANES;
+        const auto copy = [&](const Place& from, const Place& to) {
+            for (int c = 0; c < valid; ++c) std::copy_n(from.first + c * from.step, XB * V, to.first + c * to.step);
+        };
+        const auto correlate = [&](auto width) {
+            correlate_block<CB, XB, V>(at, channel, end, rows, columns.begin, width, inputs, weight, from, x - left,
+                                       to);
+        };
+        if (valid < CB) copy(there, aside);
+        const int width = columns.size();
+        if (width <= 0 || rows.size() <= 0)  // no taps
+            copy(from, to);
+        else if (width == 2)  // a short loop is faster if its length is known
+            correlate(std::integral_constant<int, 2>());
+        else if (width == 3)
+            correlate(std::integral_constant<int, 3>());
+        else if (width == 5)
+            correlate(std::integral_constant<int, 5>());
+        else
+            correlate(width);
+        if (valid < CB) copy(aside, there);
     }
 }
 
@@ -199,10 +214,15 @@ void correlate(const Window& at, const float* in, const float* packed, const flo
     const int band = std::max(1, NEAR / (at.channels * row) - at.kernel_h + 1);
     for (int top = 0; top < at.out_height; top += band)
         for (int channel = 0; channel < at.channels; channel += slab)
-            for (int first = 0; first < at.out_channels; first += CB)
+            for (int first = 0; first < at.out_channels; first += CB) {
+                Vec begins[CB * XB * V];
+                const bool begin = bias && channel == 0;
+                if (begin)
+                    for (int i = 0; i < CB * XB * V; ++i) begins[i] = fill(bias[first + i / (XB * V)]);
                 for (int y = top; y < std::min(top + band, at.out_height); ++y)
                     correlate_row<CB, XB, V>(at, channel, std::min(channel + slab, at.channels), first, y, in, packed,
-                                             bias, out, spare);
+                                             begin ? begins : nullptr, out, spare);
+            }
 }
 
 struct Blocks {

@@ -16,8 +16,10 @@ void connect_block(const float* weight, int64_t inputs, const float* bias, const
     Vec sum[OB][V];
     for (int o = 0; o < OB; ++o)
         for (int v = 0; v < V; ++v) sum[o][v] = fill(bias ? bias[o] : 0);
-    for (int64_t i = 0; i < inputs; ++i)
+    int64_t i = 0;
+    do {  // see correlate_block
         add_products(sum, [=](int o) { return fill(weight[o * inputs + i]); }, [=](int v) { return in[i * V + v]; });
+    } while (++i < inputs);
     for (int o = 0; o < OB; ++o)
         for (int v = 0; v < V; ++v) out[o * V + v] = held(sum[o][v]);
 }

@@ -9,9 +9,9 @@
 
 namespace lcfl {
 
-struct Factor {  // a matrix [rows][depth] of single numbers
+struct Factor {  // a matrix [rows][depth] of single numbers, in blocks of Product::HEIGHT rows
     const float* first;
-    int64_t row_step, depth_step;
+    int64_t row_step, depth_step, block_step;
 };
 
 struct Columns {  // a matrix [rows][vectors]
@@ -22,7 +22,6 @@ struct Columns {  // a matrix [rows][vectors]
 
 class Product {
   public:
-    // Rows of a block. Up to HEIGHT - 1 more are read beyond the last row of `left`, and are not used.
     static constexpr int HEIGHT = SUMS / 3;
 
     // out[r] = sum over d of left[r][d] right[d]. With `more`, the sum is added to `out`. Copies a few columns of
@@ -36,7 +35,8 @@ class Product {
                 for (int d = begin; d < end; ++d)
                     for (int v = 0; v < width; ++v)
                         panel_[(d - begin) * width + v] = right.first[d * right.row_step + column + v];
-                const Factor from{left.first + begin * left.depth_step, left.row_step, left.depth_step};
+                const Factor from{left.first + begin * left.depth_step, left.row_step, left.depth_step,
+                                  left.block_step};
                 multiply<WIDTH>(from, rows, end - begin, more, {out.first + column, out.row_step, width});
             }
         }
@@ -56,24 +56,41 @@ class Product {
         if constexpr (VB > 1)
             if (out.vectors < VB) return multiply<VB - 1>(left, rows, depth, more, out);
         for (int first = 0; first < rows; first += HEIGHT)
-            multiply_block<HEIGHT, VB>(left.first + first * left.row_step, left.row_step, left.depth_step, depth,
-                                       panel_, more, out.first + first * out.row_step, out.row_step,
-                                       std::min(HEIGHT, rows - first));
+            multiply_rows<HEIGHT, VB>(
+                {left.first + first / HEIGHT * left.block_step, left.row_step, left.depth_step, 0},
+                std::min(HEIGHT, rows - first), depth, more, {out.first + first * out.row_step, out.row_step, VB});
+    }
+
+    // Up to RB rows. Fewer are halves, quarters and so on of a block.
+    template <int RB, int VB>
+    void multiply_rows(const Factor& left, int rows, int depth, bool more, const Columns& out) const {
+        const bool is_whole = rows >= RB;
+        if (is_whole) multiply_block<RB, VB>(left, depth, panel_, more, out);
+        if constexpr (RB > 1)
+            if (const int done = is_whole ? RB : 0; done < rows)
+                multiply_rows<RB / 2, VB>({left.first + done * left.row_step, left.row_step, left.depth_step, 0},
+                                          rows - done, depth, more,
+                                          {out.first + done * out.row_step, out.row_step, VB});
     }
 
     // A block of RB x VB vectors. The addresses are sums of a few steps: pointers to rows would not stay in registers.
     template <int RB, int VB>
-    static __attribute__((noinline)) void multiply_block(const float* left, int64_t row, int64_t step, int depth,
-                                                         const Vec* panel, bool more, Vec* out, int64_t out_row,
-                                                         int rows) {
-        Vec sum[RB][VB] = {};
-        if (more)
-            for (int r = 0; r < RB; ++r)
-                for (int v = 0; v < VB && r < rows; ++v) sum[r][v] = held(out[r * out_row + v]);
-        for (int d = 0; d < depth; ++d, left += step, panel += VB)
-            add_products(sum, [=](int r) { return fill(left[r * row]); }, [=](int v) { return panel[v]; });
+    static __attribute__((noinline)) void multiply_block(const Factor& left, int depth, const Vec* panel, bool more,
+                                                         const Columns& out) {
+        static constexpr Vec zeros[VB] = {};
+        const Vec* begin = more ? out.first : zeros;
+        const int64_t begin_step = more ? out.row_step : 0, row = left.row_step, step = left.depth_step;
+        Vec sum[RB][VB];
         for (int r = 0; r < RB; ++r)
-            for (int v = 0; v < VB && r < rows; ++v) out[r * out_row + v] = held(sum[r][v]);
+            for (int v = 0; v < VB; ++v) sum[r][v] = held(begin[r * begin_step + v]);
+        const float* from = left.first;
+        do {
+            add_products(sum, [=](int r) { return fill(from[r * row]); }, [=](int v) { return panel[v]; });
+            from += step, panel += VB;
+        } while (--depth > 0);
+        Vec* to = out.first;
+        for (int r = 0; r < RB; ++r)
+            for (int v = 0; v < VB; ++v) to[r * out.row_step + v] = held(sum[r][v]);
     }
 
     Vec panel_[DEPTH * WIDTH];

@@ -139,7 +139,8 @@ class Winograd {
                 Vec* y = scatter_slopes(tiles, slope + chunk * slope_chunk);
                 for (int i = 0; i < ELEMENTS; ++i) {
                     const Columns slopes = tiles.element(y, at.out_channels, i);
-                    product_({reinterpret_cast<const float*>(slopes.first), slopes.row_step * LANES, 1},
+                    const int64_t step = slopes.row_step * LANES;
+                    product_({reinterpret_cast<const float*>(slopes.first), step, 1, step * Product::HEIGHT},
                              at.out_channels, depth, {d + i * apart, row, row}, more,
                              {sums + i * sums_apart, row, row});
                 }
@@ -221,7 +222,7 @@ class Winograd {
     // Writes the elements of all tiles without idle lanes: each vector begins where the samples of the last one end.
     template <class Elements>
     static Vec* elements_of(const Tiles& tiles, int channels, Memory& memory, Elements elements) {
-        Vec* result = memory.of(ELEMENTS * tiles.apart(channels) + Product::HEIGHT * tiles.vectors);
+        Vec* result = memory.of(ELEMENTS * tiles.apart(channels));
         const int64_t apart = tiles.apart(channels) * LANES;
         for (int c = 0; c < channels; ++c) {
             float* row = reinterpret_cast<float*>(result + int64_t(c) * tiles.vectors);
@@ -267,38 +268,48 @@ class Winograd {
     struct Factors {  // those of the elements, which are `apart`
         Factor first;
         int64_t apart;
-        Factor operator[](int i) const { return {first.first + i * apart, first.row_step, first.depth_step}; }
+        Factor operator[](int i) const {
+            return {first.first + i * apart, first.row_step, first.depth_step, first.block_step};
+        }
     };
 
-    // Returns G g G' for all kernels, in the order of the kernels. A vector that is not used follows each row, because
-    // a power of two would crowd a few sets of the cache.
+    // Returns G g G' for all kernels as left factors. A block is [depth][HEIGHT], so that products read it in the order
+    // of memory. The lanes are rows.
     Factors widen_all(const Kernels& kernels, const Window& at) {
-        const int rows = kernels.turned ? at.channels : at.out_channels;
-        const int size = kernels.turned ? at.out_channels : at.channels, row = whole(size, LANES) + LANES;
-        const int64_t apart = int64_t(rows) * row + 5 * LANES;
-        float* result = kernels_.floats(ELEMENTS * apart + Product::HEIGHT * row);
-        for (int r = 0; r < rows; ++r)
-            for (int begin = 0; begin < size; begin += LANES) {
+        constexpr int STRIP = std::min(LANES, Product::HEIGHT);  // lanes of one block
+        const int rows = at.out_channels, depth = at.channels;
+        const int64_t row_step = kernels.turned ? 9 : at.taps(), step = kernels.turned ? int64_t(rows) * 9 : 9;
+        const int64_t block_step = int64_t(depth) * Product::HEIGHT;
+        const int64_t apart = whole(rows, Product::HEIGHT) * int64_t(depth) + 5 * LANES;  // see Tiles::apart
+        float* result = kernels_.floats(ELEMENTS * apart);
+        for (int r = 0; r < rows; r += LANES)
+            for (int d = 0; d < depth; ++d) {
                 Vec g[3][3], u[4][4];
-                const bool is_last = r == rows - 1 && begin + LANES >= size;
-                read_kernels(kernels, (int64_t(r) * size + begin) * 9, std::min(LANES, size - begin), is_last, g);
+                const bool is_last = r + LANES >= rows && d == depth - 1;
+                read_kernels(kernels, r * row_step + d * step, row_step, std::min(LANES, rows - r), is_last, g);
                 in_both(widen<Vec>, g, u);
                 for (int i = 0; i < ELEMENTS; ++i)
-                    *reinterpret_cast<Vec*>(result + i * apart + int64_t(r) * row + begin) = u[i / 4][i % 4];
+                    for (int lane = 0; lane < LANES && r + lane < rows; lane += STRIP) {
+                        const int row = r + lane;
+                        std::memcpy(result + i * apart + row / Product::HEIGHT * block_step + d * Product::HEIGHT +
+                                        row % Product::HEIGHT,
+                                    reinterpret_cast<const float*>(&u[i / 4][i % 4]) + lane, STRIP * sizeof(float));
+                    }
             }
-        if (kernels.turned) return {{result, 1, row}, apart};
-        return {{result, row, 1}, apart};
+        return {{result, 1, Product::HEIGHT, block_step}, apart};
     }
 
     static constexpr int PARTS = (9 + LANES - 1) / LANES;  // vectors of a kernel
 
-    // Reads `count` kernels, one for each lane. Only if they are not the last ones, it reads beyond a kernel.
-    static void read_kernels(const Kernels& kernels, int64_t begin, int count, bool is_last, Vec (&g)[3][3]) {
+    // Reads `count` kernels, one for each lane, which are `step` apart. Only if they are not the last ones, it reads
+    // beyond a kernel.
+    static void read_kernels(const Kernels& kernels, int64_t begin, int64_t step, int count, bool is_last,
+                             Vec (&g)[3][3]) {
         for (int part = 0; part < PARTS; ++part) {
             const int size = std::min(LANES, 9 - part * LANES);
             Vec rows[LANES] = {};
             for (int lane = 0; lane < count; ++lane) {
-                const float* from = kernels.first + begin + lane * 9 + part * LANES;
+                const float* from = kernels.first + begin + lane * step + part * LANES;
                 if (is_last)
                     std::memcpy(&rows[lane], from, size * sizeof(float));
                 else
