@@ -13,15 +13,11 @@ namespace lcfl {
 // out[o] = bias[o] + sum_i w[o][i] in[i], for OB outputs at a time.
 template <int OB, int V>
 void connect_block(const float* weight, int64_t inputs, const float* bias, const Vec* in, Vec* out) {
-    static constexpr float zeros[OB] = {};
-    const float* begin = bias ? bias : zeros;
     Vec sum[OB][V];
     for (int o = 0; o < OB; ++o)
-        for (int v = 0; v < V; ++v) sum[o][v] = fill(begin[o]);
-    int64_t i = 0;
-    do {  // see correlate_block
+        for (int v = 0; v < V; ++v) sum[o][v] = fill(bias ? bias[o] : 0);
+    for (int64_t i = 0; i < inputs; ++i)
         add_products(sum, [=](int o) { return fill(weight[o * inputs + i]); }, [=](int v) { return in[i * V + v]; });
-    } while (++i < inputs);
     for (int o = 0; o < OB; ++o)
         for (int v = 0; v < V; ++v) out[o * V + v] = held(sum[o][v]);
 }

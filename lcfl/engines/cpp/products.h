@@ -12,12 +12,14 @@ namespace lcfl {
 struct Factor {  // a matrix [rows][depth] of single numbers, in blocks of Product::HEIGHT rows
     const float* first;
     int64_t row_step, depth_step, block_step;
+    Factor moved(int64_t step) const { return {first + step, row_step, depth_step, block_step}; }
 };
 
 struct Columns {  // a matrix [rows][vectors]
     Vec* first;
     int64_t row_step;
     int vectors;
+    Columns from(int row) const { return {first + row * row_step, row_step, vectors}; }
 };
 
 class Product {
@@ -35,9 +37,8 @@ class Product {
                 for (int d = begin; d < end; ++d)
                     for (int v = 0; v < width; ++v)
                         panel_[(d - begin) * width + v] = right.first[d * right.row_step + column + v];
-                const Factor from{left.first + begin * left.depth_step, left.row_step, left.depth_step,
-                                  left.block_step};
-                multiply<WIDTH>(from, rows, end - begin, more, {out.first + column, out.row_step, width});
+                multiply<WIDTH>(left.moved(begin * left.depth_step), rows, end - begin, more,
+                                {out.first + column, out.row_step, width});
             }
         }
     }
@@ -56,24 +57,22 @@ class Product {
         if constexpr (VB > 1)
             if (out.vectors < VB) return multiply<VB - 1>(left, rows, depth, more, out);
         for (int first = 0; first < rows; first += HEIGHT)
-            multiply_rows<HEIGHT, VB>(
-                {left.first + first / HEIGHT * left.block_step, left.row_step, left.depth_step, 0},
-                std::min(HEIGHT, rows - first), depth, more, {out.first + first * out.row_step, out.row_step, VB});
+            multiply_rows<HEIGHT, VB>(left.moved(first / HEIGHT * left.block_step), std::min(HEIGHT, rows - first),
+                                      depth, more, out.from(first));
     }
 
-    // Up to RB rows. Fewer are halves, quarters and so on of a block.
+    // Up to RB rows: a block, or halves, quarters and so on of a block.
     template <int RB, int VB>
     void multiply_rows(const Factor& left, int rows, int depth, bool more, const Columns& out) const {
-        const bool is_whole = rows >= RB;
-        if (is_whole) multiply_block<RB, VB>(left, depth, panel_, more, out);
+        const int now = rows < RB ? 0 : RB;
+        if (now > 0) multiply_block<RB, VB>(left, depth, panel_, more, out);
         if constexpr (RB > 1)
-            if (const int done = is_whole ? RB : 0; done < rows)
-                multiply_rows<RB / 2, VB>({left.first + done * left.row_step, left.row_step, left.depth_step, 0},
-                                          rows - done, depth, more,
-                                          {out.first + done * out.row_step, out.row_step, VB});
+            if (now < rows)
+                multiply_rows<RB / 2, VB>(left.moved(now * left.row_step), rows - now, depth, more, out.from(now));
     }
 
     // A block of RB x VB vectors. The addresses are sums of a few steps: pointers to rows would not stay in registers.
+    // Nor would the sums, before and after the loop, if it might not run or if they began in one of two ways.
     template <int RB, int VB>
     static __attribute__((noinline)) void multiply_block(const Factor& left, int depth, const Vec* panel, bool more,
                                                          const Columns& out) {

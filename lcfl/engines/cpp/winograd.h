@@ -268,9 +268,7 @@ class Winograd {
     struct Factors {  // those of the elements, which are `apart`
         Factor first;
         int64_t apart;
-        Factor operator[](int i) const {
-            return {first.first + i * apart, first.row_step, first.depth_step, first.block_step};
-        }
+        Factor operator[](int i) const { return first.moved(i * apart); }
     };
 
     // Returns G g G' for all kernels as left factors. A block is [depth][HEIGHT], so that products read it in the order
@@ -280,7 +278,7 @@ class Winograd {
         const int rows = at.out_channels, depth = at.channels;
         const int64_t row_step = kernels.turned ? 9 : at.taps(), step = kernels.turned ? int64_t(rows) * 9 : 9;
         const int64_t block_step = int64_t(depth) * Product::HEIGHT;
-        const int64_t apart = whole(rows, Product::HEIGHT) * int64_t(depth) + 5 * LANES;  // see Tiles::apart
+        const int64_t apart = whole(rows, Product::HEIGHT) * int64_t(depth) + 5 * LANES;  // the gap: see Tiles
         float* result = kernels_.floats(ELEMENTS * apart);
         for (int r = 0; r < rows; r += LANES)
             for (int d = 0; d < depth; ++d) {
@@ -288,13 +286,13 @@ class Winograd {
                 const bool is_last = r + LANES >= rows && d == depth - 1;
                 read_kernels(kernels, r * row_step + d * step, row_step, std::min(LANES, rows - r), is_last, g);
                 in_both(widen<Vec>, g, u);
-                for (int i = 0; i < ELEMENTS; ++i)
-                    for (int lane = 0; lane < LANES && r + lane < rows; lane += STRIP) {
-                        const int row = r + lane;
-                        std::memcpy(result + i * apart + row / Product::HEIGHT * block_step + d * Product::HEIGHT +
-                                        row % Product::HEIGHT,
+                for (int lane = 0; lane < std::min(LANES, rows - r); lane += STRIP) {
+                    const int row = r + lane;
+                    float* to = result + row / Product::HEIGHT * block_step + row % Product::HEIGHT;
+                    for (int i = 0; i < ELEMENTS; ++i)
+                        std::memcpy(to + i * apart + d * Product::HEIGHT,
                                     reinterpret_cast<const float*>(&u[i / 4][i % 4]) + lane, STRIP * sizeof(float));
-                    }
+                }
             }
         return {{result, 1, Product::HEIGHT, block_step}, apart};
     }
