@@ -21,6 +21,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torchvision.models import resnet18
@@ -87,8 +88,24 @@ class Smooth(networks.SplitNetwork):
         super().__init__(nn.Sequential(*layers), nn.Linear(84, 10))
 
 
+class Dropping(nn.Module):
+    """Two convolutions of 5, and dropout of channels and features, as examples for MNIST have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(1, 10, 5), nn.Conv2d(10, 20, 5)
+        self.channels, self.three, self.decision = nn.Dropout2d(), nn.Linear(320, 50), nn.Linear(50, 10)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Returns the logarithms of probabilities ``[B, 10]``."""
+        value = F.relu(F.max_pool2d(self.one(inputs), 2))
+        value = F.relu(F.max_pool2d(self.channels(self.two(value)), 2))
+        value = F.dropout(F.relu(self.three(value.flatten(1))), training=self.training)
+        return F.log_softmax(self.decision(value), dim=1)
+
+
 # name: the network, where it is cut, and the shape of one sample
-IMAGES, SENSORS, GREY, CHARACTERS, TOKENS = (3, 32, 32), (9, 128), (784,), (80,), (32,)
+IMAGES, DIGITS, SENSORS, GREY, CHARACTERS, TOKENS = (3, 32, 32), (1, 28, 28), (9, 128), (784,), (80,), (32,)
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], str | None, tuple[int, ...]]] = {
     "LeNet5": (networks.LeNet5, None, IMAGES),
     "CNN": (networks.CNN, None, IMAGES),
@@ -102,6 +119,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], str | None, tuple[int, ...]]]
     "LeNet5, sigmoid": (partial(Smooth, nn.Sigmoid), None, IMAGES),
     "LeNet5, GELU": (partial(Smooth, nn.GELU), None, IMAGES),
     "LeNet5, leaky ReLU": (partial(Smooth, nn.LeakyReLU), None, IMAGES),
+    "dropout": (Dropping, None, DIGITS),
     "MLP": (ONE_HIDDEN, None, GREY),
     "CharLSTM": (networks.CharLSTM, None, CHARACTERS),
     "transformer of two layers": (Transformer, None, TOKENS),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lcfl.core.cores import in_threads
 
-__all__ = ["ModelSums", "Move", "Mover", "add_models"]
+__all__ = ["ModelSums", "Move", "Mover", "add_models", "squared_distance"]
 
 BLOCK = 2**16  # entries of a model that are added together: half a megabyte in float64 stays in a core's cache
 WORTH_THREADS = 100  # additions of a block, which take a few milliseconds
@@ -47,6 +47,12 @@ def add_models(total: Tensor, models: Sequence[Tensor], factors: Sequence[float]
     else:
         for begin in begins:
             add_block(begin)
+
+
+def squared_distance(one: Tensor, other: Tensor) -> float:
+    """Returns the squared L2 distance of two models ``[P]``, computed in float64 part by part."""
+    parts = zip(one.split(BLOCK), other.split(BLOCK), strict=True)
+    return sum(float((own.double() - its).square_().sum()) for own, its in parts)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from itertools import islice
 
 import torch
 from lightning.fabric import Fabric
-from torch import Tensor, nn
+from torch import Tensor
 
 from lcfl.data.samples import Samples
 from lcfl.data.spec import SampleSpec
@@ -22,6 +22,7 @@ from lcfl.engines.tracing import Program, trace
 from lcfl.methods.local.engine import Gradient, Indices, OptimizerResult
 from lcfl.models.hooks import has_hooks
 from lcfl.models.layout import Part
+from lcfl.models.metrics import CLASS_LOSSES
 from lcfl.models.module import FederatedModule
 from lcfl.models.pulls import NO_PULLS, Pulls
 
@@ -61,7 +62,7 @@ def check_compiled(
     check_loss(module.loss, spec)
     optimizer_settings(module)
     program = trace(module.network, spec.shape, module.layout)
-    check_targets(module.loss, spec, program.num_outputs)
+    check_targets(module.loss, spec, program.num_outputs, program.log_softmax)
     try:
         opened = kernels.OpenProgram(program.arguments, precision == "bf16-mixed")
     except kernels.Unavailable as error:
@@ -93,7 +94,11 @@ def _check_trace(module: FederatedModule, shape: Sequence[int], program: Program
         opened.address, *(each.data_ptr() for each in (model, buffers, inputs)), 2, outputs.data_ptr()
     )
     if not torch.allclose(
-        outputs, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().nan_to_num(0, 0).max()), equal_nan=True
+        program.returned(outputs),
+        wanted,
+        rtol=1e-3,
+        atol=1e-3 * float(wanted.abs().nan_to_num(0, 0).max()),
+        equal_nan=True,
     ):
         raise Unsupported("its outputs are not those of its trace")
 
@@ -131,9 +136,9 @@ class CompiledEngine(SequentialEngine):
         self._optimizer = optimizer_settings(module)
         self._num_parameters = module.layout.num_parameters
         self._needs_two = program.needs_two
-        self._dropouts = program.dropouts
+        self._traced = program
         self._num_outputs = program.num_outputs
-        self._has_labels = isinstance(module.loss, nn.CrossEntropyLoss)
+        self._has_labels = isinstance(module.loss, CLASS_LOSSES)
         self._shape = torch.Size(shape)
 
     def run_optimizer(
@@ -187,7 +192,7 @@ class CompiledEngine(SequentialEngine):
             inputs, result = self._checked(inputs), torch.empty(len(inputs), self._num_outputs)
             pointers = [each.data_ptr() for each in (model, buffers, inputs)]
             self._kernels.lcfl_scores(self._program.address, *pointers, len(inputs), result.data_ptr())
-            return result
+            return self._traced.returned(result)
 
         return scores
 
@@ -238,7 +243,7 @@ class CompiledEngine(SequentialEngine):
             )
         targets = self._checked_targets(targets, len(inputs))
         pointers = [each.data_ptr() for each in (model, buffers, inputs, targets)]
-        masks = self._masks(len(targets))
+        masks = self._masks(batch[0])
         places = (ctypes.c_void_p * len(masks))(*(each.data_ptr() for each in masks))
         loss = kernel(self._program.address, *pointers, places, len(targets), *options)
         if loss == kernels.BAD_LABEL:
@@ -248,9 +253,11 @@ class CompiledEngine(SequentialEngine):
             )
         return float(loss)
 
-    def _masks(self, number: int) -> list[Tensor]:
-        """Returns a mask ``[B, size]`` for every dropout, drawn as torch draws it: 1 / (1 - p) or 0."""
-        return [torch.empty(number, size).bernoulli_(1 - p).div_(1 - p) for p, size in self._dropouts]
+    def _masks(self, inputs: Tensor) -> list[Tensor]:
+        """Returns a mask ``[B, size]`` for every dropout."""
+        if not self._traced.dropouts:
+            return []
+        return [each.mask(len(inputs), self.has_channels_last(inputs)) for each in self._traced.dropouts]
 
     def _checked(self, inputs: Tensor) -> Tensor:
         """Returns inputs as the kernels read them. Other inputs would make the kernels read outside their memory."""

@@ -1,16 +1,22 @@
 """The graph of a network's forward pass. Networks that do more than a graph shows are refused."""
 
 import copy
+import inspect
+import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx, nn
 
 from lcfl.models.hooks import has_hooks, has_parameter_hooks
 
 __all__ = ["Unsupported", "forward_graph", "is_size", "size_of"]
+
+
+DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d)
 
 
 class Unsupported(ValueError):
@@ -19,6 +25,8 @@ class Unsupported(ValueError):
 
 def forward_graph(network: nn.Module) -> fx.Graph:
     """Returns the graph of a copy's forward pass, which must be the same in training and in evaluation.
+
+    A function such as ``F.dropout(x, 0.5, self.training)`` loses its argument `training`, as a layer has none.
 
     Raises:
         Unsupported: if the forward pass cannot be traced, or if the graph would not show all that it does.
@@ -40,6 +48,7 @@ def forward_graph(network: nn.Module) -> fx.Graph:
             with torch.enable_grad(), torch.autocast("cpu", enabled=training):
                 recorder = _Recorder()
                 graphs.append(_graph_of_layer() if recorder.is_leaf_module(copied, "") else recorder.trace(copied))
+            _drop_in_training(graphs[-1], training)
     except Unsupported:
         raise
     except Exception as error:  # a network's code may raise anything when it meets a placeholder
@@ -47,6 +56,17 @@ def forward_graph(network: nn.Module) -> fx.Graph:
     if str(graphs[0]) != str(graphs[1]):
         raise Unsupported("its forward pass differs between training and evaluation")
     return graphs[0]
+
+
+def _drop_in_training(graph: fx.Graph, training: bool) -> None:
+    """Takes the argument `training` from the dropouts of a graph that was recorded in this mode."""
+    for node in graph.nodes:
+        if node.target in DROPOUTS:
+            bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
+            bound.apply_defaults()
+            if bound.arguments.pop("training") is not training:
+                raise Unsupported(f"its forward pass calls {node.target.__name__} without training=self.training")
+            node.args, node.kwargs = (bound.arguments.pop("input"),), dict(bound.arguments)
 
 
 def _graph_of_layer() -> fx.Graph:
@@ -82,7 +102,12 @@ class _Recorded(fx.Proxy):
 
 
 def is_size(node: fx.Node) -> bool:
-    """Returns whether a node is ``x.size(0)``, ``x.shape`` or ``x.shape[0]``, as in ``x.view(x.size(0), -1)``."""
+    """Returns whether a node is ``x.size(0)``, ``x.shape``, ``x.shape[0]`` or a product of such numbers.
+
+    Networks write ``x.view(x.size(0), -1)`` and ``x.view(-1, x.shape[1] * x.shape[2] * x.shape[3])``.
+    """
+    if node.target is operator.mul:
+        return all(isinstance(each, int) or (isinstance(each, fx.Node) and is_size(each)) for each in node.args)
     if node.op == "call_function" and node.target is operator.getitem:
         return isinstance(node.args[0], fx.Node) and is_size(node.args[0])
     if node.op == "call_function" and node.target is getattr:
@@ -98,6 +123,11 @@ def size_of(node: fx.Node, shape_of: Callable[[fx.Node], tuple[Any, ...]], sizes
         shape_of: returns the shape of a tensor's node.
         sizes: the values of the nodes before it.
     """
+    if node.target is operator.mul:
+        factors = [sizes[each] if isinstance(each, fx.Node) else each for each in node.args]
+        if not all(isinstance(each, int) for each in factors):
+            raise Unsupported("its forward pass computes with the size of a batch")
+        return math.prod(factors)
     of = node.args[0]
     index: list[Any] = [*node.args[1:], *node.kwargs.values()]
     assert isinstance(of, fx.Node), "only a node has a size"

@@ -1,9 +1,11 @@
 """The operations of the kernels that torch's layers become. Layers whose settings no operation has are refused."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lcfl.engines.forward_graph import Unsupported
@@ -11,7 +13,7 @@ from lcfl.engines.kernels import KIND, Op, Value
 from lcfl.models.frozen import persistent_buffers
 from lcfl.models.layout import Layout
 
-__all__ = ["Builder", "Place"]
+__all__ = ["Builder", "Dropout", "Place"]
 
 Shape = tuple[int, int, int]  # channels, height, width
 NOTHING = dict.fromkeys(("other", "mean", "var", "tracked"), -1)
@@ -23,6 +25,39 @@ class Place:
 
     number: int
     is_flat: bool
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """What the mask of a dropout depends on.
+
+    Attributes:
+        probability: p, that of a zero.
+        shape: the shape of one sample's value: ``[D]``, ``[C, L]`` or ``[C, H, W]``.
+        of_channels: whether whole channels become zeros.
+    """
+
+    probability: float
+    shape: tuple[int, ...]
+    of_channels: bool
+
+    def mask(self, number: int, channels_last: bool) -> Tensor:
+        """Draws a mask as torch does: 1 / (1 - p) or 0.
+
+        Args:
+            number: B, of samples.
+            channels_last: whether the network would have images in this order in memory, in which torch draws.
+
+        Returns:
+            Factors of the values ``[B, ...]`` without another dimension than these two.
+        """
+        kept = 1 - self.probability
+        if self.of_channels:
+            channels, *sides = self.shape
+            return torch.empty(number, channels).bernoulli_(kept).div_(kept).repeat_interleave(math.prod(sides), 1)
+        order = torch.channels_last if channels_last and len(self.shape) == 3 else torch.contiguous_format
+        mask = torch.empty(number, *self.shape, memory_format=order).bernoulli_(kept).div_(kept)
+        return mask.contiguous().flatten(1)
 
 
 class Builder:
@@ -39,7 +74,7 @@ class Builder:
         values: the shapes of the numbered values that they read and write; number 0 is the input.
         used: the ids of the parameters that belong to an operation.
         overwritten: the numbers of the values that a layer changes in place.
-        dropouts: the probability of each dropout and the size of its value.
+        dropouts: the dropouts.
         buffers: the offset of each buffer, by id.
     """
 
@@ -50,7 +85,7 @@ class Builder:
         self.values = [Value(channels, *[1] * (2 - len(sides)), *sides)]
         self.used: set[int] = set()
         self.overwritten: list[int] = []
-        self.dropouts: list[tuple[float, int]] = []
+        self.dropouts: list[Dropout] = []
         self.buffers = _offsets(persistent_buffers(network).values())
         self._names = {id(module): name for name, module in network.named_modules()}
         parameters = dict(network.named_parameters())
@@ -105,12 +140,12 @@ class Builder:
             raise Unsupported("its forward pass adds tensors of different shapes")
         return self.emit("add", at, shape, None, other=other.number)
 
-    def sizes_of(self, place: Place) -> tuple[int | None, ...]:
-        """Returns the shape that the network sees, with None as the size of the batch."""
+    def sizes_of(self, place: Place) -> tuple[int, ...]:
+        """Returns the shape of one sample's value as the network sees it."""
         value = self.values[place.number]
         if place.is_flat:
-            return None, value.size
-        return (None, value.channels, value.width) if self.is_signal else (None, *_shape_of(value))
+            return (value.size,)
+        return (value.channels, value.width) if self.is_signal else _shape_of(value)
 
     def sides(self, setting: int | Sequence[int | None] | None, of_signal: int) -> tuple[Any, Any]:
         """Returns a setting of a layer for height and width. `of_signal` is that for the height of a signal."""
@@ -173,13 +208,13 @@ def _gelu(to: Builder, layer: nn.GELU, at: Place, value: Value) -> Place | None:
     return to.emit("gelu", at, _shape_of(value), layer) if layer.approximate == "none" else None
 
 
-def _dropout(to: Builder, layer: nn.Dropout, at: Place, value: Value) -> Place | None:
-    """Adds a dropout of features or a signal. An image's mask would depend on the order of its channels in memory."""
+def _dropout(to: Builder, layer: nn.Dropout | nn.Dropout1d | nn.Dropout2d, at: Place, value: Value) -> Place | None:
+    of_channels = not isinstance(layer, nn.Dropout)
+    if layer.p == 1 or (of_channels and at.is_flat):
+        return None
     if layer.p == 0:
         return at
-    if not (at.is_flat or to.is_signal) or layer.p == 1:
-        return None
-    to.dropouts.append((layer.p, value.size))
+    to.dropouts.append(Dropout(layer.p, to.sizes_of(at), of_channels))
     return to.emit("dropout", at, _shape_of(value), layer, groups=len(to.dropouts) - 1)
 
 
@@ -257,12 +292,14 @@ LAYERS: dict[type[nn.Module], Rule] = {
 }
 OF_SIGNALS: dict[type[nn.Module], Rule] = {
     nn.Conv1d: _conv,
+    nn.Dropout1d: _dropout,
     nn.MaxPool1d: _max_pool,
     nn.AvgPool1d: _avg_pool,
     nn.AdaptiveAvgPool1d: _adaptive_pool,
 }
 OF_IMAGES: dict[type[nn.Module], Rule] = {
     nn.Conv2d: _conv,
+    nn.Dropout2d: _dropout,
     nn.MaxPool2d: _max_pool,
     nn.AvgPool2d: _avg_pool,
     nn.AdaptiveAvgPool2d: _adaptive_pool,

@@ -163,11 +163,16 @@ class SequentialEngine:
 
     def _arranged(self, inputs: Tensor) -> Tensor:
         """Returns inputs in the memory order that the network's convolutions read fastest."""
+        is_last = self.has_channels_last(inputs)
+        return inputs.contiguous(memory_format=torch.channels_last) if is_last else inputs
+
+    def has_channels_last(self, inputs: Tensor) -> bool:
+        """Returns whether the network gets inputs with channels innermost, and arranges its weights in that order."""
         if self._channels_last is None:
             self._channels_last = self._gains_by_channels_last(inputs)
             if self._channels_last:
                 self.module.network.to(memory_format=torch.channels_last)
-        return inputs.contiguous(memory_format=torch.channels_last) if self._channels_last else inputs
+        return self._channels_last
 
     @torch.no_grad()
     def _gains_by_channels_last(self, inputs: Tensor) -> bool:

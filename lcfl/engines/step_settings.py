@@ -9,11 +9,12 @@ from lcfl.engines import kernels
 from lcfl.engines.forward_graph import Unsupported
 from lcfl.methods.local.sgd import plain_settings, sgd_settings
 from lcfl.models.hooks import has_hooks
+from lcfl.models.metrics import CLASS_LOSSES
 from lcfl.models.module import FederatedModule
 
 __all__ = ["check_loss", "check_targets", "loss_settings", "optimizer_settings"]
 
-LOSSES = (nn.CrossEntropyLoss, nn.MSELoss, nn.BCEWithLogitsLoss)  # in the order of LossKind in cpp/program.h
+KIND_OF = {nn.CrossEntropyLoss: 0, nn.NLLLoss: 0, nn.MSELoss: 1, nn.BCEWithLogitsLoss: 2}  # see cpp/program.h
 
 
 def check_loss(loss: nn.Module, spec: SampleSpec) -> None:
@@ -22,19 +23,19 @@ def check_loss(loss: nn.Module, spec: SampleSpec) -> None:
     Raises:
         Unsupported: if they do not, with the reason.
     """
-    if type(loss) not in LOSSES:
-        names = [each.__name__ for each in LOSSES]
+    if type(loss) not in KIND_OF:
+        names = [each.__name__ for each in KIND_OF]
         raise Unsupported(f"the loss is {loss}, not {', '.join(names[:-1])} or {names[-1]}")
     if has_hooks(loss) or "forward" in vars(loss):
         raise Unsupported("the loss has hooks or another forward")
     if loss.reduction != "mean":
         raise Unsupported(f"the loss is a {loss.reduction}, not a mean")
-    if isinstance(loss, nn.CrossEntropyLoss):
+    if isinstance(loss, CLASS_LOSSES):
         if spec.num_classes is None:
             raise Unsupported("the targets are not classes")
         if loss.ignore_index >= 0:
             raise Unsupported(f"the loss ignores label {loss.ignore_index}")
-        if not 0 <= loss.label_smoothing <= 1:
+        if not 0 <= _smoothing(loss) <= 1:
             raise Unsupported(f"the label smoothing is {loss.label_smoothing}, not from 0 to 1")
     elif spec.num_classes is not None or spec.target_dtype != torch.float32:
         raise Unsupported("the targets are not numbers in float32")
@@ -42,12 +43,22 @@ def check_loss(loss: nn.Module, spec: SampleSpec) -> None:
         raise Unsupported("the loss has other weights than those of positive targets")
 
 
-def check_targets(loss: nn.Module, spec: SampleSpec, outputs: int) -> None:
-    """Checks that targets and weights fit a network with so many outputs.
+def check_targets(loss: nn.Module, spec: SampleSpec, outputs: int, log_softmax: bool) -> None:
+    """Checks that loss, targets and weights fit a network with so many outputs.
+
+    Args:
+        loss: one that `check_loss` accepts.
+        spec: what one sample looks like.
+        outputs: C.
+        log_softmax: whether they are a log softmax.
 
     Raises:
         Unsupported: if they do not, with the reason.
     """
+    if log_softmax and not isinstance(loss, CLASS_LOSSES):
+        raise Unsupported(f"its network ends with a log softmax, and the loss is {loss}")
+    if isinstance(loss, nn.NLLLoss) and not log_softmax:
+        raise Unsupported(f"the loss is {loss}, and its network does not end with a log softmax")
     if spec.num_classes is None and spec.target_shape != (outputs,):
         raise Unsupported(f"a target has the shape {spec.target_shape}, and an output ({outputs},)")
     weights = _weights(loss)
@@ -65,7 +76,11 @@ def loss_settings(loss: nn.Module) -> kernels.Loss:
     """Returns a loss as the kernels expect it. It points to the weights of the loss."""
     weights = _weights(loss)
     address = None if weights is None else weights.data_ptr()
-    return kernels.Loss(LOSSES.index(type(loss)), getattr(loss, "label_smoothing", 0.0), address)
+    return kernels.Loss(KIND_OF[type(loss)], _smoothing(loss), address)
+
+
+def _smoothing(loss: nn.Module) -> float:
+    return getattr(loss, "label_smoothing", 0.0)
 
 
 def _weights(loss: nn.Module) -> Tensor | None:

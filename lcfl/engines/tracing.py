@@ -7,16 +7,18 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from lcfl.engines.forward_graph import Unsupported, forward_graph, is_size, size_of
 from lcfl.engines.kernels import KIND, Op, Value
-from lcfl.engines.operations import Builder, Place
+from lcfl.engines.operations import Builder, Dropout, Place
 from lcfl.models.layout import Layout
 
 __all__ = ["Program", "trace"]
 
 FUNCTIONS: dict[Any, str] = {
+    F.log_softmax: "log_softmax",
+    torch.log_softmax: "log_softmax",
     torch.flatten: "flatten",
     torch.mean: "mean",
     torch.add: "add",
@@ -36,6 +38,9 @@ LAYER_OF: dict[Any, type[nn.Module]] = {  # functions, and names of methods, tha
     F.sigmoid: nn.Sigmoid,
     torch.sigmoid: nn.Sigmoid,
     "sigmoid": nn.Sigmoid,
+    F.dropout: nn.Dropout,
+    F.dropout1d: nn.Dropout1d,
+    F.dropout2d: nn.Dropout2d,
     F.gelu: nn.GELU,
     F.silu: nn.SiLU,
     F.max_pool1d: nn.MaxPool1d,
@@ -58,14 +63,21 @@ class Program:
     Attributes:
         ops: the operations in the order of the forward pass.
         values: the shapes of the values for one sample; number 0 is the input.
-        output: the number of the value that the network returns.
-        dropouts: the probability of each dropout and the size of its value, in the order of the forward pass.
+        output: the number of the value that the network returns, or of which it returns the logarithms.
+        dropouts: the dropouts in the order of the forward pass.
+        log_softmax: whether the network ends with a log softmax, which is no operation: the cross-entropy of scores
+            is the negative log-likelihood of their log softmax, and so is that of the log softmax itself.
     """
 
     ops: tuple[Op, ...]
     values: tuple[Value, ...]
     output: int
-    dropouts: tuple[tuple[float, int], ...] = ()
+    dropouts: tuple[Dropout, ...] = ()
+    log_softmax: bool = False
+
+    def returned(self, outputs: Tensor) -> Tensor:
+        """Returns what the network returns, from the last value ``[B, C]``."""
+        return outputs.log_softmax(1) if self.log_softmax else outputs
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -91,6 +103,7 @@ class _Tracer:
     to: Builder
     places: dict[fx.Node, Place] = field(default_factory=dict)
     sizes: dict[fx.Node, Any] = field(default_factory=dict)  # of nodes for numbers, with None as the size of the batch
+    log_softmax: bool = False
 
     def run(self, graph: fx.Graph, is_flat: bool) -> Program:
         """Returns the program of the network.
@@ -108,7 +121,7 @@ class _Tracer:
             elif node.op == "output":
                 last = self.places.get(node.args[0])
             elif is_size(node):
-                self.sizes[node] = size_of(node, lambda each: self.to.sizes_of(self.places[each]), self.sizes)
+                self.sizes[node] = size_of(node, lambda each: (None, *self.to.sizes_of(self.places[each])), self.sizes)
             else:
                 inputs = [self.places[each] for each in node.all_input_nodes if each in self.places]
                 self.places[node] = self.visit(node, inputs)
@@ -126,12 +139,15 @@ class _Tracer:
         if any(op.output not in readers for op in made.ops):  # torch gives the parameters before it no gradient
             raise Unsupported("its forward pass computes what its output does not depend on")
         made.share_values(last.number, readers)
-        return Program(tuple(made.ops), tuple(made.values), last.number, tuple(made.dropouts))
+        return Program(tuple(made.ops), tuple(made.values), last.number, tuple(made.dropouts), self.log_softmax)
 
     def visit(self, node: fx.Node, inputs: list[Place]) -> Place:
         """Adds the operation of a node and returns the place of its result."""
         if node.op == "call_module":
-            return self.to.layer(self.network.get_submodule(str(node.target)), inputs[0])
+            layer = self.network.get_submodule(str(node.target))
+            if type(layer) is nn.LogSoftmax:
+                return self.end(node, inputs[0], layer.dim)
+            return self.to.layer(layer, inputs[0])
         name = node.target if isinstance(node.target, str) else FUNCTIONS.get(node.target, "")
         args = fx.map_arg(node.args[1:], lambda each: self.sizes.get(each, each))
         options = fx.map_arg(node.kwargs, lambda each: self.sizes.get(each, each))
@@ -145,12 +161,21 @@ class _Tracer:
         size = self.to.values[inputs[0].number].size if inputs else 0
         if name in ("view", "reshape") and not options and args in ((None, -1), (None, size), (-1, size)):
             return Place(inputs[0].number, True)
+        if name == "log_softmax" and {*options} <= {"dim", "_stacklevel", "dtype"} and options.get("dtype") is None:
+            return self.end(node, inputs[0], *args[:1] or (options.get("dim"),))
         if name == "mean" and len(inputs) == 1:
             return self.mean(inputs[0], {**dict(zip(("dim", "keepdim"), args, strict=False)), **options})
         kind = LAYER_OF.get(node.target)
         if kind is not None and not any(isinstance(each, fx.Node) for each in (*args, *options.values())):
             return self.to.layer(_layer_of(kind, args, options), inputs[0])
         raise Unsupported(f"its forward pass calls {getattr(node.target, '__name__', node.target)}")
+
+    def end(self, node: fx.Node, at: Place, dim: Any) -> Place:
+        """Ends the network with a log softmax."""
+        if not at.is_flat or dim not in (1, -1) or [each.op for each in node.users] != ["output"]:
+            raise Unsupported("its log softmax is not over the classes of its output")
+        self.log_softmax = True
+        return at
 
     def mean(self, at: Place, options: dict[str, Any]) -> Place:
         """Adds the mean over all pixels of an image, or all steps of a signal."""

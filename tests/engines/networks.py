@@ -187,11 +187,41 @@ class Dropping(SplitNetwork):
 
 
 class DroppingSignal(SplitNetwork):
-    """Dropout of a signal."""
+    """Dropout of a signal, and of whole channels."""
 
     def __init__(self):
-        embedding = nn.Sequential(nn.Conv1d(3, 5, 2), nn.Dropout(0.4), nn.ReLU(), nn.Flatten())
+        embedding = nn.Sequential(nn.Conv1d(3, 5, 2), nn.Dropout(0.4), nn.ReLU(), nn.Dropout1d(0.3), nn.Flatten())
         super().__init__(embedding, nn.Linear(40, 4))
+
+
+class DroppingImage(SplitNetwork):
+    """Dropout of an image, and of whole channels. With four channels or more, torch has them innermost."""
+
+    def __init__(self, channels):
+        embedding = nn.Sequential(
+            nn.Conv2d(3, channels, 3),
+            nn.Dropout(0.2),
+            nn.Conv2d(channels, 6, 3, padding=1),
+            nn.MaxPool2d(2),
+            nn.Dropout2d(0.4, inplace=True),
+            nn.ReLU(),
+            nn.Dropout(0.1),
+            nn.Flatten(),
+        )
+        super().__init__(embedding, nn.Linear(72, 4))
+
+
+class DroppingByFunctions(nn.Module):
+    """Functions that drop in training alone, and a log softmax."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.decision = nn.Conv2d(3, 5, 3), nn.Conv2d(5, 6, 3), nn.Linear(210, 4)
+
+    def forward(self, x):
+        x = F.relu(F.dropout2d(self.one(x), training=self.training))
+        x = F.dropout(self.two(x), 0.3, self.training).flatten(1)
+        return F.log_softmax(self.decision(F.dropout(F.relu(x), p=0.1, training=self.training)), dim=1)
 
 
 class Scratch(Normal):

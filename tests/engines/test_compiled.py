@@ -17,7 +17,7 @@ from lcfl.methods.local.training import LocalData
 from lcfl.models import ResNet9, SplitNetwork
 from lcfl.models.module import FederatedModule
 from lcfl.models.pulls import Pulls
-from tests.engines.networks import NETWORKS, SHAPE, Dropping, DroppingSignal, Inner, Normal, Plain, Scratch
+from tests.engines.networks import NETWORKS, SHAPE, Inner, Normal, Plain, Scratch
 from tests.engines.pairs import data_of, near
 from tests.helpers.builders import named_engine
 
@@ -106,23 +106,6 @@ def test_narrower_vectors_give_the_same_gradients(monkeypatch, tmp_path, flag):
     for name in NETWORKS:
         for size in (7, 33):
             assert_same_gradient(*NETWORKS[name], size)
-
-
-@pytest.mark.parametrize("size", [1, 16, 40])
-@pytest.mark.parametrize(("network", "shape"), [(Dropping, SHAPE), (DroppingSignal, (3, 9))])
-def test_dropout_draws_the_masks_that_torch_draws(network, shape, size):
-    pair = engines(network, shape, partial(torch.optim.SGD, lr=0.1, momentum=0.9))
-    model, results = pair[0].module.initial_model(3), []
-    for engine in pair:
-        with engine.seeded(0, "test"):
-            results.append(engine.run_optimizer(model, batches_of(size, size, 3)).model)
-            results.append(engine.gradient(model, *batches_of(size)).vector)
-            results.append(torch.rand(2))  # both have drawn as many numbers
-    for expected, actual in zip(results[:3], results[3:], strict=True):
-        torch.testing.assert_close(actual, expected, **TOLERANCE)
-    inputs, _ = pair[0].samples.batch(np.arange(9), torch.device("cpu"))
-    scores = [engine.scorer(model)(inputs) for engine in pair]
-    torch.testing.assert_close(*scores, **TOLERANCE)
 
 
 def test_buffers_that_are_not_persistent_are_not_part_of_the_model():

@@ -1,5 +1,6 @@
 """The losses and optimizers of the compiled engine agree with torch's."""
 
+import copy
 from functools import partial
 
 import numpy as np
@@ -72,6 +73,27 @@ def test_loss_of_a_run_and_of_an_evaluation(name):
     expected, actual = (engine.run_optimizer(model, batches_of(32, 5, 17)) for engine in both)
     torch.testing.assert_close(actual.model, expected.model, **TOLERANCE)
     assert actual.loss == pytest.approx(expected.loss, rel=1e-5)
+    losses = [engine.loss(actual.model, np.arange(75)) for engine in both]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("ended", [nn.LogSoftmax(1), nn.LogSoftmax(-1)])
+@pytest.mark.parametrize(
+    "loss",
+    [nn.NLLLoss(), nn.NLLLoss(WEIGHTS), nn.CrossEntropyLoss(WEIGHTS), nn.CrossEntropyLoss(label_smoothing=0.3)],
+)
+def test_a_log_softmax_at_the_end(loss, ended):
+    layers = nn.Linear(7, 9), nn.ReLU(), nn.Linear(9, 4), ended
+    both = pair(loss, data_of((7,)), lambda: nn.Sequential(*copy.deepcopy(layers)), cut=None)
+    model, (batch,) = both[0].module.initial_model(3), batches_of(17)
+    expected, actual = (engine.gradient(model, batch) for engine in both)
+    torch.testing.assert_close(actual.vector, expected.vector, **TOLERANCE)
+    expected, actual = (engine.run_optimizer(model, batches_of(32, 5, 17)) for engine in both)
+    torch.testing.assert_close(actual.model, expected.model, **TOLERANCE)
+    assert actual.loss == pytest.approx(expected.loss, rel=1e-5)
+    inputs = torch.randn(40, 7, generator=torch.Generator().manual_seed(0))
+    scores = [engine.scorer(model)(inputs) for engine in both]
+    torch.testing.assert_close(*scores, **TOLERANCE)
     losses = [engine.loss(actual.model, np.arange(75)) for engine in both]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
@@ -206,7 +228,9 @@ NUMBERS = {"num_classes": None, "target_shape": (4,), "target_dtype": torch.floa
         (nn.MSELoss(), None, NUMBERS | {"target_shape": ()}, r"a target has the shape \(\), and an output \(4,\)"),
         (nn.MSELoss(), None, NUMBERS | {"target_shape": (1,)}, r"a target has the shape \(1,\)"),
         (nn.MSELoss(reduction="sum"), None, NUMBERS, "the loss is a sum"),
-        (nn.L1Loss(), None, NUMBERS, r"the loss is L1Loss\(\), not CrossEntropyLoss, MSELoss or BCEWithLogitsLoss"),
+        (nn.L1Loss(), None, NUMBERS, r"the loss is L1Loss\(\), not CrossEntropyLoss, NLLLoss, MSELoss or BCE"),
+        (nn.NLLLoss(), None, {}, r"the loss is NLLLoss\(\), and its network does not end with a log softmax"),
+        (nn.NLLLoss(ignore_index=2), None, {}, "the loss ignores label 2"),
         (nn.BCEWithLogitsLoss(torch.ones(4)), None, NUMBERS, "other weights than those of positive targets"),
         (nn.BCEWithLogitsLoss(pos_weight=torch.ones(1)), None, NUMBERS, r"weights of shape \(1,\) .* for 4 outputs"),
         (nn.CrossEntropyLoss(torch.ones(5)), None, {}, r"weights of shape \(5,\) in torch.float32 for 4 outputs"),

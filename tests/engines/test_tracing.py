@@ -183,6 +183,12 @@ class SizeOfBatch(Plainly):
         return self.decision(self.one(x).view(5, -1))
 
 
+class SizeOfTwoBatches(Plainly):
+    def forward(self, x):
+        x = self.one(x)
+        return self.decision(x.view(x.shape[0] * 1, -1))
+
+
 class PooledByCode(Plainly):
     def forward(self, x):
         x = self.one(x)
@@ -195,6 +201,25 @@ class InFloat32(Plainly):
             return super().forward(x)
 
 
+class DroppingAlways(Plainly):
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+
+    def forward(self, x):
+        return self.decision(nn.functional.dropout(self.one(x), **self.options).flatten(1))
+
+
+class LogSoftmax(Plainly):
+    def __init__(self, dim, plus=False):
+        super().__init__()
+        self.dim, self.plus = dim, plus
+
+    def forward(self, x):
+        x = super().forward(x)
+        return x.log_softmax(self.dim) + x if self.plus else x.log_softmax(self.dim)
+
+
 class Frozen(Hooked):
     def __init__(self):
         super().__init__()
@@ -204,8 +229,15 @@ class Frozen(Hooked):
 @pytest.mark.parametrize(
     ("network", "why"),
     [
-        (layers(nn.Dropout(0.5)), "Dropout embedding.0 with unusual settings"),  # of images
-        (layers(nn.Dropout2d(0.5)), "the layer Dropout2d embedding.0"),
+        (layers(nn.Dropout(1.0)), "Dropout embedding.0 with unusual settings"),
+        (layers(nn.Flatten(), nn.Dropout2d(0.5)), "the layer Dropout2d embedding.1|with unusual settings"),
+        (layers(nn.Dropout1d(0.5)), "the layer Dropout1d embedding.0"),
+        (DroppingAlways, "calls dropout without training=self.training"),
+        (partial(DroppingAlways, training=False), "calls dropout without training=self.training"),
+        (layers(nn.LogSoftmax(1)), "log softmax is not over the classes of its output"),
+        (layers(nn.Flatten(), nn.LogSoftmax(1)), "log softmax is not over the classes of its output"),
+        (partial(LogSoftmax, dim=0), "log softmax is not over the classes of its output"),
+        (partial(LogSoftmax, dim=-1, plus=True), "log softmax is not over the classes of its output"),
         (layers(nn.Conv2d(3, 3, 3, padding=2, dilation=2)), "Conv2d embedding.0 with unusual settings"),
         (layers(nn.Conv2d(3, 3, 1, groups=3)), "with unusual settings"),
         (layers(nn.Conv2d(3, 3, 4, padding="same")), "with unusual settings"),
@@ -249,6 +281,7 @@ class Frozen(Hooked):
         (partial(FixedHead, "bias"), "its Linear has a bias that is not a parameter"),
         (Watching, "computes what its output does not depend on"),
         (SizeOfBatch, "calls view"),
+        (SizeOfTwoBatches, "computes with the size of a batch"),
         (PooledByCode, "calls floordiv"),
         (InFloat32, "chooses a precision with torch.autocast"),
         (Frozen, "parameter one.weight is frozen"),
@@ -266,6 +299,7 @@ def test_refuses_unsupported_networks(network, why):
         lambda x: x.flatten(1, -1),
         lambda x: x.view(x.size(0), -1),
         lambda x: x.view(x.shape[0], 297),
+        lambda x: x.view(-1, x.shape[1] * x.size(2) * x.shape[3]),
         lambda x: x.reshape(-1, 297),
     ],
 )

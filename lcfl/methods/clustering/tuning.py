@@ -16,6 +16,7 @@ from torch.nn.functional import normalize
 
 from lcfl.core import rng
 from lcfl.core.clients import ClientStore
+from lcfl.core.model_sums import squared_distance
 from lcfl.core.schema import Forms
 from lcfl.core.state import FederationState
 from lcfl.methods.aggregation import mean_model
@@ -59,8 +60,7 @@ def granularity(state: FederationState, num_parameters: int) -> tuple[Tensor, Te
 
 def _squared_distances(store: ClientStore, clients: list[int], centre_P: Tensor) -> list[float]:
     """Returns the squared distance of each client's stored model to a centre."""
-    own = (state.stored_model[: len(centre_P)].double() for state in store.states(clients))
-    return [float((model_P - centre_P).square().sum()) for model_P in own]
+    return [squared_distance(state.stored_model[: len(centre_P)], centre_P) for state in store.states(clients)]
 
 
 @dataclass

@@ -1,0 +1,36 @@
+"""The compiled engine drops what torch drops."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from tests.engines.networks import SHAPE, Dropping, DroppingByFunctions, DroppingImage, DroppingSignal
+from tests.engines.test_compiled import TOLERANCE, batches_of, engines
+
+
+@pytest.mark.parametrize("size", [1, 16, 40])
+@pytest.mark.parametrize(
+    ("network", "shape"),
+    [
+        (Dropping, SHAPE),
+        (DroppingSignal, (3, 9)),
+        (partial(DroppingImage, 2), SHAPE),
+        (partial(DroppingImage, 8), SHAPE),
+        (DroppingByFunctions, SHAPE),
+    ],
+)
+def test_dropout_draws_the_masks_that_torch_draws(network, shape, size):
+    pair = engines(network, shape, partial(torch.optim.SGD, lr=0.1, momentum=0.9))
+    model, results = pair[0].module.initial_model(3), []
+    for engine in pair:
+        with engine.seeded(0, "test"):
+            results.append(engine.run_optimizer(model, batches_of(size, size, 3)).model)
+            results.append(engine.gradient(model, *batches_of(size)).vector)
+            results.append(torch.rand(2))  # both have drawn as many numbers
+    for expected, actual in zip(results[:3], results[3:], strict=True):
+        torch.testing.assert_close(actual, expected, **TOLERANCE)
+    inputs, _ = pair[0].samples.batch(np.arange(9), torch.device("cpu"))
+    scores = [engine.scorer(model)(inputs) for engine in pair]
+    torch.testing.assert_close(*scores, **TOLERANCE)
