@@ -75,6 +75,8 @@ class Builder:
         used: the ids of the parameters that belong to an operation.
         overwritten: the numbers of the values that a layer changes in place.
         dropouts: the dropouts.
+        keeps_order: whether images that have channels innermost in memory still have them. After a convolution of 1 x 1
+            with one input channel, torch has them outermost.
         buffers: the offset of each buffer, by id.
     """
 
@@ -86,6 +88,7 @@ class Builder:
         self.used: set[int] = set()
         self.overwritten: list[int] = []
         self.dropouts: list[Dropout] = []
+        self.keeps_order = True
         self.buffers = _offsets(persistent_buffers(network).values())
         self._names = {id(module): name for name, module in network.named_modules()}
         parameters = dict(network.named_parameters())
@@ -184,6 +187,7 @@ def _conv(to: Builder, layer: nn.Conv1d | nn.Conv2d, at: Place, value: Value) ->
     if at.is_flat or layer.groups != 1 or any(each != 1 for each in layer.dilation):
         return None
     window = to.window(layer, padding)
+    to.keeps_order &= layer.in_channels > 1 or window[0] != (1, 1)
     if layer.padding_mode != "zeros" or any(pad >= side for side, _, pad in zip(*window, strict=True)):
         return None
     return to.emit("conv", at, (layer.out_channels, *_windows(value, *window)), layer, **_fields(*window))
@@ -210,10 +214,12 @@ def _gelu(to: Builder, layer: nn.GELU, at: Place, value: Value) -> Place | None:
 
 def _dropout(to: Builder, layer: nn.Dropout | nn.Dropout1d | nn.Dropout2d, at: Place, value: Value) -> Place | None:
     of_channels = not isinstance(layer, nn.Dropout)
-    if layer.p == 1 or (of_channels and at.is_flat):
-        return None
     if layer.p == 0:
         return at
+    if layer.p == 1 or (of_channels and at.is_flat):
+        return None
+    if not (of_channels or at.is_flat or to.is_signal or to.keeps_order):
+        return None
     to.dropouts.append(Dropout(layer.p, to.sizes_of(at), of_channels))
     return to.emit("dropout", at, _shape_of(value), layer, groups=len(to.dropouts) - 1)
 

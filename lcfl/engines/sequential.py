@@ -164,7 +164,7 @@ class SequentialEngine:
     def _arranged(self, inputs: Tensor) -> Tensor:
         """Returns inputs in the memory order that the network's convolutions read fastest."""
         is_last = self.has_channels_last(inputs)
-        return inputs.contiguous(memory_format=torch.channels_last) if is_last else inputs
+        return inputs.contiguous(memory_format=torch.channels_last if is_last else torch.contiguous_format)
 
     def has_channels_last(self, inputs: Tensor) -> bool:
         """Returns whether the network gets inputs with channels innermost, and arranges its weights in that order."""

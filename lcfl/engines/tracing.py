@@ -145,7 +145,7 @@ class _Tracer:
         """Adds the operation of a node and returns the place of its result."""
         if node.op == "call_module":
             layer = self.network.get_submodule(str(node.target))
-            if type(layer) is nn.LogSoftmax:
+            if type(layer) is nn.LogSoftmax and "forward" not in vars(layer):
                 return self.end(node, inputs[0], layer.dim)
             return self.to.layer(layer, inputs[0])
         name = node.target if isinstance(node.target, str) else FUNCTIONS.get(node.target, "")
@@ -161,8 +161,8 @@ class _Tracer:
         size = self.to.values[inputs[0].number].size if inputs else 0
         if name in ("view", "reshape") and not options and args in ((None, -1), (None, size), (-1, size)):
             return Place(inputs[0].number, True)
-        if name == "log_softmax" and {*options} <= {"dim", "_stacklevel", "dtype"} and options.get("dtype") is None:
-            return self.end(node, inputs[0], *args[:1] or (options.get("dim"),))
+        if name == "log_softmax" and options.pop("dtype", None) is None and len(args) <= 1:
+            return self.end(node, inputs[0], args[0] if args else options.get("dim"))
         if name == "mean" and len(inputs) == 1:
             return self.mean(inputs[0], {**dict(zip(("dim", "keepdim"), args, strict=False)), **options})
         kind = LAYER_OF.get(node.target)
@@ -215,5 +215,5 @@ def trace(network: nn.Module, shape: Sequence[int], layout: Layout | None = None
 def _layer_of(kind: type[nn.Module], args: Sequence[Any], options: dict[str, Any]) -> nn.Module:
     try:
         return kind(*args, **options)
-    except TypeError:
+    except (TypeError, ValueError):
         raise Unsupported(f"it calls the functional form of {kind.__name__} with unusual arguments") from None

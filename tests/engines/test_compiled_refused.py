@@ -1,5 +1,6 @@
 """The modules that the compiled engine accepts, and its reasons to refuse others."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -101,6 +102,23 @@ class Doubled(Plainly):
         return 2 * super().forward(x)
 
 
+class Quiet(Plainly):
+    """Small scores, twice as large as a trace of `Plainly` gives them, as a log softmax."""
+
+    def __init__(self):
+        super().__init__()
+        self.decision.weight.data.mul_(1e-3)
+        self.decision.bias.data.zero_()
+
+    def forward(self, x):
+        return nn.functional.log_softmax(2 * super().forward(x), dim=1)
+
+
+class Doubles(Plainly):
+    def forward(self, x):
+        return super().forward(x).double()
+
+
 class Wider(Plainly):
     def __init__(self):
         super().__init__()
@@ -117,7 +135,8 @@ class Narrower(Plainly):
     ("network", "why"),
     [
         (Doubled, "its outputs are not those of its trace"),
-        (Wider, r"returns \[2, 5\] for two samples, and its trace 4 each"),
+        (Wider, r"returns \[2, 5\] in torch.float32 for two samples, and its trace 4 each"),
+        (Doubles, r"returns \[2, 4\] in torch.float64"),
         (Narrower, "cannot take two random inputs"),
     ],
 )
@@ -125,6 +144,13 @@ def test_refuses_a_network_that_its_trace_does_not_show(monkeypatch, network, wh
     monkeypatch.setattr(compiled, "trace", lambda network, *others: trace(Plainly(), SHAPE))
     with pytest.raises(Unsupported, match=why):
         check(module(network))
+
+
+def test_a_log_softmax_does_not_hide_other_scores(monkeypatch):
+    ended = replace(trace(Plainly(), SHAPE), log_softmax=True)
+    monkeypatch.setattr(compiled, "trace", lambda *arguments: ended)
+    with pytest.raises(Unsupported, match="its outputs are not those of its trace"):
+        check(module(Quiet))
 
 
 class ChangesItsInput(Plainly):

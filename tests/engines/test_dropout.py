@@ -34,3 +34,17 @@ def test_dropout_draws_the_masks_that_torch_draws(network, shape, size):
     inputs, _ = pair[0].samples.batch(np.arange(9), torch.device("cpu"))
     scores = [engine.scorer(model)(inputs) for engine in pair]
     torch.testing.assert_close(*scores, **TOLERANCE)
+
+
+@pytest.mark.parametrize("channels", [2, 8])
+def test_masks_do_not_depend_on_the_order_of_the_inputs_in_memory(channels):
+    """An augmentation may return another order."""
+    model, vectors = None, []
+    for order in (torch.contiguous_format, torch.channels_last):
+        for engine in engines(partial(DroppingImage, channels), SHAPE):
+            engine.samples.augmentation = lambda inputs, order=order: inputs.contiguous(memory_format=order)
+            model = engine.module.initial_model(3) if model is None else model
+            with engine.seeded(0, "test"):
+                vectors.append(engine.gradient(model, *batches_of(17)).vector)
+    for vector in vectors[1:]:
+        torch.testing.assert_close(vector, vectors[0], **TOLERANCE)

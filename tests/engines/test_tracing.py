@@ -211,13 +211,24 @@ class DroppingAlways(Plainly):
 
 
 class LogSoftmax(Plainly):
-    def __init__(self, dim, plus=False):
+    def __init__(self, *args, plus=False, **options):
         super().__init__()
-        self.dim, self.plus = dim, plus
+        self.args, self.options, self.plus = args, options, plus
 
     def forward(self, x):
         x = super().forward(x)
-        return x.log_softmax(self.dim) + x if self.plus else x.log_softmax(self.dim)
+        ended = x.log_softmax(*self.args, **self.options)
+        return ended + x if self.plus else ended
+
+
+class PatchedEnd(Plainly):
+    def __init__(self):
+        super().__init__()
+        self.end = nn.LogSoftmax(1)
+        self.end.forward = lambda x: x.log_softmax(1)
+
+    def forward(self, x):
+        return self.end(super().forward(x))
 
 
 class Frozen(Hooked):
@@ -236,8 +247,15 @@ class Frozen(Hooked):
         (partial(DroppingAlways, training=False), "calls dropout without training=self.training"),
         (layers(nn.LogSoftmax(1)), "log softmax is not over the classes of its output"),
         (layers(nn.Flatten(), nn.LogSoftmax(1)), "log softmax is not over the classes of its output"),
-        (partial(LogSoftmax, dim=0), "log softmax is not over the classes of its output"),
-        (partial(LogSoftmax, dim=-1, plus=True), "log softmax is not over the classes of its output"),
+        (partial(LogSoftmax, 0), "log softmax is not over the classes of its output"),
+        (partial(LogSoftmax, -1, plus=True), "log softmax is not over the classes of its output"),
+        (partial(LogSoftmax, 1, torch.float64), "calls log_softmax"),
+        (partial(LogSoftmax, dim=1, dtype=torch.float64), "calls log_softmax"),
+        (PatchedEnd, "the layer LogSoftmax end"),
+        (
+            layers(nn.Conv2d(3, 1, 3), nn.Conv2d(1, 3, 1), nn.ReLU(), nn.Dropout(0.5)),
+            "Dropout embedding.3 with unusual",
+        ),
         (layers(nn.Conv2d(3, 3, 3, padding=2, dilation=2)), "Conv2d embedding.0 with unusual settings"),
         (layers(nn.Conv2d(3, 3, 1, groups=3)), "with unusual settings"),
         (layers(nn.Conv2d(3, 3, 4, padding="same")), "with unusual settings"),
