@@ -256,8 +256,6 @@ class CompiledEngine(SequentialEngine):
 
     def _masks(self, inputs: Tensor) -> list[Tensor]:
         """Returns a mask ``[B, size]`` for every dropout."""
-        if not self._traced.dropouts:
-            return []
         return [each.mask(len(inputs), self.has_channels_last(inputs)) for each in self._traced.dropouts]
 
     def _checked(self, inputs: Tensor) -> Tensor:

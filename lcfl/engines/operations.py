@@ -49,7 +49,7 @@ class Dropout:
             channels_last: whether the network would have images in this order in memory, in which torch draws.
 
         Returns:
-            Factors of the values ``[B, ...]`` without another dimension than these two.
+            The factors of a value ``[B, size]``.
         """
         kept = 1 - self.probability
         if self.of_channels:

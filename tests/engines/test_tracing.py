@@ -241,7 +241,7 @@ class Frozen(Hooked):
     ("network", "why"),
     [
         (layers(nn.Dropout(1.0)), "Dropout embedding.0 with unusual settings"),
-        (layers(nn.Flatten(), nn.Dropout2d(0.5)), "the layer Dropout2d embedding.1|with unusual settings"),
+        (layers(nn.Flatten(), nn.Dropout2d(0.5)), "Dropout2d embedding.1 with unusual settings"),
         (layers(nn.Dropout1d(0.5)), "the layer Dropout1d embedding.0"),
         (DroppingAlways, "calls dropout without training=self.training"),
         (partial(DroppingAlways, training=False), "calls dropout without training=self.training"),
