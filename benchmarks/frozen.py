@@ -4,8 +4,8 @@
 
 FedAvg trains torchvision's ResNet-18 on random images, with few clients and few steps, in one process. The models of
 all clients are kept, as a personal method does. All runs start anew and take turns. Shown are seconds of processor
-time, of the local work in a round (the median of all rounds but the first of each run) and of a step of plain autograd
-on the same batch, bytes that are sent in a round, and bytes of a checkpoint.
+time, of the local work in a round with each engine (the median of all rounds but the first of each run) and of a step
+of plain autograd on the same batch, bytes that are sent in a round, and bytes of a checkpoint.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,6 +35,7 @@ VARIANTS: dict[str, list[str] | None] = {
     "last block and head": ["layer4", "fc"],
     "head alone": ["fc"],
 }
+ENGINES = ("compiled", "sequential")
 SEED = 0
 
 
@@ -64,7 +66,7 @@ def module_of(trainable: list[str] | None) -> lcfl.FederatedModule:
     )
 
 
-def measured(trainable: list[str] | None, options: argparse.Namespace) -> dict[str, Any]:
+def measured(trainable: list[str] | None, engine: str, options: argparse.Namespace) -> dict[str, Any]:
     """Returns the numbers of one run."""
     draw, number = torch.Generator().manual_seed(SEED), options.num_clients * 2 * options.batch_size
     images = torch.randn(number, 3, options.image_size, options.image_size, generator=draw)
@@ -86,7 +88,7 @@ def measured(trainable: list[str] | None, options: argparse.Namespace) -> dict[s
             final_models=[],
             accelerator="cpu",
             devices=1,
-            engine="sequential",
+            engine=engine,
             logger=False,
             enable_progress_bar=False,
             callbacks=[watch, Checkpoint(every_n_rounds=options.rounds)],
@@ -127,10 +129,10 @@ def main(args: Sequence[str] | None = None) -> list[dict[str, Any]]:
     options = parser.parse_args(args)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    turns: dict[str, list[dict[str, Any]]] = {name: [] for name in VARIANTS}
+    turns: dict[tuple[str, str], list[dict[str, Any]]] = {pair: [] for pair in product(VARIANTS, ENGINES)}
     for _ in range(options.turns):
-        for name, trainable in VARIANTS.items():
-            turns[name].append(measured(trainable, options))
+        for (name, engine), found in turns.items():
+            found.append(measured(VARIANTS[name], engine, options))
     rows = []
     for name, trainable in VARIANTS.items():
         module = module_of(trainable)
@@ -139,17 +141,24 @@ def main(args: Sequence[str] | None = None) -> list[dict[str, Any]]:
                 "trained": name,
                 "parameters": module.layout.num_parameters,
                 "frozen": 0 if module.frozen_layout is None else module.frozen_layout.num_parameters,
-                "seconds_per_round": median(second for turn in turns[name] for second in turn["seconds"]),
+                "seconds_per_round": {
+                    engine: median(second for turn in turns[name, engine] for second in turn["seconds"])
+                    for engine in ENGINES
+                },
                 "step_seconds": step_seconds(trainable, options),
-                "bytes_per_round": turns[name][0]["bytes"],
-                "checkpoint_bytes": turns[name][0]["checkpoint_bytes"],
+                "bytes_per_round": turns[name, ENGINES[0]][0]["bytes"],
+                "checkpoint_bytes": turns[name, ENGINES[0]][0]["checkpoint_bytes"],
             }
         )
-    print("| trained | parameters | seconds per round | step of torch alone in s | MB per round | MB of a checkpoint |")
-    print("|---|---|---|---|---|---|")
+    print(
+        f"| trained | parameters | {' | '.join(f'seconds per round, {engine}' for engine in ENGINES)} "
+        "| step of torch alone in s | MB per round | MB of a checkpoint |"
+    )
+    print("|---" * (5 + len(ENGINES)) + "|")
     for row in rows:
+        seconds = " | ".join(f"{row['seconds_per_round'][engine]:.3f}" for engine in ENGINES)
         print(
-            f"| {row['trained']} | {row['parameters']:,} | {row['seconds_per_round']:.2f} | {row['step_seconds']:.3f} "
+            f"| {row['trained']} | {row['parameters']:,} | {seconds} | {row['step_seconds']:.3f} "
             f"| {row['bytes_per_round'] / 1e6:.2f} | {row['checkpoint_bytes'] / 1e6:.1f} |"
         )
     if options.json is not None:

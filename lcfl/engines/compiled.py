@@ -90,7 +90,8 @@ def _check_trace(module: FederatedModule, shape: Sequence[int], program: Program
             f"it returns {list(wanted.shape)} in {wanted.dtype} for two samples, and its trace {program.num_outputs} "
             "each in torch.float32"
         )
-    outputs, opened = torch.empty(2, program.num_outputs), kernels.OpenProgram(program.arguments)
+    outputs = torch.empty(2, program.num_outputs)
+    opened = kernels.OpenProgram(program.arguments, frozen=module.frozen_part())
     model = module.layout.pack(network)
     buffers = model[module.layout.num_parameters :] if (apart := module.buffer_layout) is None else apart.pack(network)
     kernels.load().lcfl_scores(
@@ -131,7 +132,8 @@ class CompiledEngine(SequentialEngine):
         super().__init__(fabric, module, samples, max_steps)
         bfloat16 = fabric.strategy.precision.precision == "bf16-mixed"
         self._kernels = kernels.load()
-        self._program = kernels.OpenProgram(program.arguments, bfloat16, loss_settings(module.loss))
+        settings = loss_settings(module.loss)
+        self._program = kernels.OpenProgram(program.arguments, bfloat16, settings, module.frozen_part())
         if bfloat16 and not self._program.is_in_bfloat16:  # a rank on another host than the one that chose the engine
             raise ValueError(f"trainer.engine: got compiled, but {NEEDS_BFLOAT16}; use sequential.")
         self._optimizer = optimizer_settings(module)

@@ -17,6 +17,8 @@ from ctypes import POINTER, Structure, c_double, c_float, c_int32, c_int64, c_vo
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 __all__ = ["KIND", "Loss", "Op", "OpenProgram", "Optimizer", "Unavailable", "Value", "compiler_command", "load"]
 
 LOGGER = logging.getLogger(__name__)
@@ -53,6 +55,7 @@ class Op(Structure):
         *((name, c_int32) for name in ("kind", "input", "other", "output")),
         *((name, c_int32) for name in ("kernel_h", "kernel_w", "stride_h", "stride_w", "padding_h", "padding_w")),
         ("groups", c_int32),
+        ("is_frozen", c_int32),
         ("eps", c_float),
         ("momentum", c_float),
         *((name, c_int64) for name in ("weight", "bias", "mean", "var", "tracked")),
@@ -103,7 +106,7 @@ def load() -> ctypes.CDLL:
         raise Unavailable(f"{path} cannot be loaded ({error}); delete it to have it built again") from None
     pointer, program = c_void_p, [POINTER(Op), c_int32, POINTER(Value), c_int32, c_int32, c_int32]
     for name, result, arguments in (
-        ("open", pointer, [*program, POINTER(Loss), c_int32]),
+        ("open", pointer, [*program, POINTER(Loss), c_int32, pointer]),
         ("is_in_bfloat16", c_int32, [pointer]),
         ("close", None, [pointer]),
         ("gradient", c_double, [*[pointer] * 6, c_int64, pointer]),
@@ -129,6 +132,7 @@ class OpenProgram:
         arguments: `lcfl.engines.tracing.Program.arguments`.
         bfloat16: whether wide layers may round their factors to bfloat16.
         loss: what a step differentiates; the weights in it are copied. The plain cross-entropy if not given.
+        frozen: the values of frozen layers ``[F]``; none if not given.
 
     Attributes:
         address: what the kernels take for it, as long as this object lives.
@@ -138,9 +142,17 @@ class OpenProgram:
         Unavailable: if there are no kernels.
     """
 
-    def __init__(self, arguments: Sequence[Any], bfloat16: bool = False, loss: Loss | None = None) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[Any],
+        bfloat16: bool = False,
+        loss: Loss | None = None,
+        frozen: Tensor | None = None,
+    ) -> None:
         library = load()
-        self.address: int = library.lcfl_open(*arguments, loss or Loss(), bfloat16)
+        self._frozen = frozen  # which the kernels read
+        address = None if frozen is None else frozen.data_ptr()
+        self.address: int = library.lcfl_open(*arguments, loss or Loss(), bfloat16, address)
         self.is_in_bfloat16 = bool(library.lcfl_is_in_bfloat16(self.address))
         weakref.finalize(self, library.lcfl_close, self.address)
 

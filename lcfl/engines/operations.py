@@ -89,10 +89,14 @@ class Builder:
         self.overwritten: list[int] = []
         self.dropouts: list[Dropout] = []
         self.keeps_order = True
-        self.buffers = _offsets(persistent_buffers(network).values())
         self._names = {id(module): name for name, module in network.named_modules()}
-        parameters = dict(network.named_parameters())
-        self._parameters = _offsets(parameters[name] for name, _ in layout.parameters)
+        parameters, buffers = dict(network.named_parameters()), persistent_buffers(network)
+        frozen = {} if (whole := Layout.of_frozen(network)) is None else whole.places
+        self._frozen: dict[int, int] = {
+            id(each): frozen[name].start for name, each in (parameters | buffers).items() if name in frozen
+        }
+        self._parameters = self._frozen | _offsets(parameters[name] for name, _ in layout.parameters)
+        self.buffers = self._frozen | _offsets(each for name, each in buffers.items() if name not in frozen)
 
     def layer(self, layer: nn.Module, at: Place) -> Place:
         """Adds the operation of a torch.nn module and returns the place of its result."""
@@ -125,6 +129,7 @@ class Builder:
         self.values.append(Value(*shape))
         op = Op(kind=KIND[kind], input=at.number, output=len(self.values) - 1, **{**NOTHING, **fields})
         op.weight, op.bias = (self._offset(layer, name) for name in ("weight", "bias"))
+        op.is_frozen = self._is_frozen(layer)
         self.ops.append(op)
         return Place(op.output, at.is_flat)
 
@@ -132,9 +137,19 @@ class Builder:
         """Returns where a layer's weight or bias is in a model; -1 if it has none."""
         if (held := getattr(layer, name, None)) is None:
             return -1
-        if id(held) not in self._parameters:
+        if not isinstance(held, nn.Parameter):
             raise Unsupported(f"its {type(layer).__name__} has a {name} that is not a parameter")
         return self._parameters[id(held)]
+
+    def _is_frozen(self, layer: nn.Module | None) -> bool:
+        """Returns whether a layer is frozen. One that has neither parameters nor buffers is not."""
+        if layer is None:
+            return False
+        held = [*layer.parameters(), *layer.buffers()]
+        frozen = {id(each) in self._frozen for each in held}
+        if len(frozen) > 1:
+            raise Unsupported(f"its {type(layer).__name__} is frozen in part")
+        return frozen == {True}
 
     def add(self, at: Place, other: Place) -> Place:
         """Adds the sum of two values and returns its place."""

@@ -93,7 +93,7 @@ class Program:
     @property
     def needs_two(self) -> bool:
         """Whether training needs two samples, because a batch normalisation would get one number per channel."""
-        normed = [self.values[op.input] for op in self.ops if op.kind == KIND["batch_norm"]]
+        normed = [self.values[op.input] for op in self.ops if op.kind == KIND["batch_norm"] and not op.is_frozen]
         return any(value.height * value.width == 1 for value in normed)
 
 
@@ -192,7 +192,8 @@ class _Tracer:
 def trace(network: nn.Module, shape: Sequence[int], layout: Layout | None = None) -> Program:
     """Returns the program of a network for inputs of the shape ``[C, H, W]``, ``[C, L]`` or ``[D]``.
 
-    The program refers to parameters and buffers by their offsets in the flat vectors ``[P]`` and ``[Q]`` of a model.
+    The program refers to parameters and buffers by their offsets in the flat vectors ``[P]`` and ``[Q]`` of a model,
+    and to those of frozen layers by their offsets in the vector ``[F]`` of all that is frozen.
 
     Args:
         network: the network.
@@ -205,8 +206,6 @@ def trace(network: nn.Module, shape: Sequence[int], layout: Layout | None = None
     """
     if len(shape) not in (1, 2, 3):
         raise Unsupported(f"its inputs have the shape {tuple(shape)}; only [C, H, W], [C, L] and [D] are supported")
-    if frozen := [name for name, each in network.named_parameters() if not each.requires_grad]:
-        raise Unsupported(f"its parameter {frozen[0]} is frozen")
     graph = forward_graph(network)
     to = Builder(network, layout or Layout.from_network(network, None), shape)
     return _Tracer(network, to).run(graph, is_flat=len(shape) == 1)

@@ -27,16 +27,21 @@ def data_of(shape, number=160, words=None):
     return loaded(blobs(2, dataset=Tensors((inputs, labels)), partition=IID(), protocols=["own_split"]))
 
 
+def with_frozen_values(module):
+    """Returns a module whose frozen part is that of initial model 0 with seed 3."""
+    if module.frozen_layout is not None:
+        module.frozen_layout.unpack(module.initial_frozen(3), module.network)
+    return module
+
+
 def stacked_pair(
     network, shape, optimizer=None, kind=FederatedModule, data=None, precision="32-true", budget=None, **options
 ):
     """Makes a sequential and a stacked engine on the same data, each with its own module."""
     data = data or data_of(shape)
     fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
-    made = [kind(network, optimizer or partial(torch.optim.SGD, lr=0.1), **options) for _ in range(2)]
-    for module in made:
-        if module.frozen_layout is not None:
-            module.frozen_layout.unpack(module.initial_frozen(3), module.network)
+    optimizer = optimizer or partial(torch.optim.SGD, lr=0.1)
+    made = [with_frozen_values(kind(network, optimizer, **options)) for _ in range(2)]
     stacked = StackedEngine(fabric, made[1], data.samples, data.dataset.spec, 32, budget=budget)
     return SequentialEngine(fabric, made[0], data.samples), stacked
 

@@ -18,7 +18,7 @@ from lcfl.models import ResNet9, SplitNetwork
 from lcfl.models.module import FederatedModule
 from lcfl.models.pulls import Pulls
 from tests.engines.networks import NETWORKS, SHAPE, Inner, Normal, Plain, Scratch
-from tests.engines.pairs import data_of, near
+from tests.engines.pairs import data_of, near, with_frozen_values
 from tests.helpers.builders import named_engine
 
 SIZES = (1, 7, 16, 17, 32, 33, 70)
@@ -29,9 +29,8 @@ def engines(network, shape, optimizer=None, number=160, **options):
     """Makes both engines on the same data, each with its own module."""
     data = data_of(shape, number)
     optimizer = optimizer or partial(torch.optim.SGD, lr=0.1)
-    return tuple(
-        named_engine(name, FederatedModule(network, optimizer, **options), data) for name in ("sequential", "compiled")
-    )
+    made = [with_frozen_values(FederatedModule(network, optimizer, **options)) for _ in range(2)]
+    return tuple(named_engine(*each, data) for each in zip(("sequential", "compiled"), made, strict=True))
 
 
 def batches_of(*sizes):

@@ -231,12 +231,6 @@ class PatchedEnd(Plainly):
         return self.end(super().forward(x))
 
 
-class Frozen(Hooked):
-    def __init__(self):
-        super().__init__()
-        self.one.requires_grad_(False)
-
-
 @pytest.mark.parametrize(
     ("network", "why"),
     [
@@ -302,7 +296,6 @@ class Frozen(Hooked):
         (SizeOfTwoBatches, "computes with the size of a batch"),
         (PooledByCode, "calls floordiv"),
         (InFloat32, "chooses a precision with torch.autocast"),
-        (Frozen, "parameter one.weight is frozen"),
     ],
 )
 def test_refuses_unsupported_networks(network, why):

@@ -23,9 +23,9 @@ Result unless_short_of_memory(Result otherwise, Compute compute) {
 extern "C" {
 
 void* lcfl_open(const Op* ops, int32_t num_ops, const Value* values, int32_t num_values, int32_t input, int32_t output,
-                const Loss* loss, int32_t bfloat16) {
+                const Loss* loss, int32_t bfloat16, float* frozen) {
     return unless_short_of_memory<void*>(nullptr, [=] {
-        return new Program(ops, num_ops, values, num_values, input, output, *loss, bfloat16 && Bfloat16::exists());
+        return new Program(ops, num_ops, values, num_values, input, output, *loss, bfloat16 && Bfloat16::exists(), frozen);
     });
 }
 

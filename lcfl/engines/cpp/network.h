@@ -23,14 +23,15 @@ namespace lcfl {
 class Program {
   public:
     // With `bfloat16`, wide convolutions and linear layers round their factors to it if the processor has the
-    // instructions.
+    // instructions. Frozen operations read their parameters and statistics from `frozen`.
     Program(const Op* ops, int num_ops, const Value* values, int num_values, int input, int output, const Loss& loss,
-            bool bfloat16)
+            bool bfloat16, float* frozen)
         : ops_(ops, ops + num_ops),
           shapes_(values, values + num_values),
           input_(input),
           output_(output),
           loss_(loss, values[output].size()),
+          frozen_(frozen),
           value_(num_values),
           slope_(num_values),
           kept_(num_ops),
@@ -71,11 +72,12 @@ class Program {
         if (loss == BAD_LABEL) return loss;
         has_slope_[output_] = true;
         size_t lowest = 0;
-        while (lowest < ops_.size() && std::max(ops_[lowest].weight, ops_[lowest].bias) < begin) ++lowest;
+        while (lowest < ops_.size() && !is_trained(ops_[lowest], begin)) ++lowest;
         for (size_t i = ops_.size(); i-- > lowest;)
             batch_.V == 1 ? backward<1>(i, model, receiver) : backward<2>(i, model, receiver);
         // Pulls concern the parameters that are not trained, too.
         for (size_t i = 0; i < lowest; ++i) {
+            if (ops_[i].is_frozen) continue;
             if (ops_[i].weight >= 0) receiver.take(ops_[i].weight, num_weights(ops_[i]), nullptr);
             if (ops_[i].bias >= 0) receiver.take(ops_[i].bias, shapes_[ops_[i].output].channels, nullptr);
         }
@@ -99,6 +101,10 @@ class Program {
     }
 
   private:
+    static bool is_trained(const Op& op, int64_t begin) {  // from parameter `begin` on
+        return !op.is_frozen && std::max(op.weight, op.bias) >= begin;
+    }
+
     int64_t chunk_size(int number) const { return shapes_[number].size() * batch_.V; }
     Vec* value(int number) { return value_[number].of(chunk_size(number) * batch_.chunks); }
     Vec* slope(int number) { return slope_[number].of(chunk_size(number) * batch_.chunks); }
@@ -109,13 +115,14 @@ class Program {
         const Value &from = shapes_[op.input], &to = shapes_[op.output];
         Vec *in = value(op.input), *out = value(op.output);
         const int64_t in_size = chunk_size(op.input), out_size = chunk_size(op.output);
+        if (op.is_frozen) model = buffers = frozen_;
         if (op.kind == CONV) return convolutions_[number]->forward<V>(batch_, model, in, workspace_, out);
         if (op.kind == LINEAR && in_bfloat16_[number])
             return workspace_.bfloat16.connect(batch_, model + op.weight, int(from.size()), int(to.size()),
                                                op.bias < 0 ? nullptr : model + op.bias, in, out);
         if (op.kind == DROPOUT && training) read_mask(number);
         if (op.kind == BATCH_NORM)
-            return batch_norm(op, from, batch_, model, buffers, training, in, out,
+            return batch_norm(op, from, batch_, model, buffers, training && !op.is_frozen, in, out,
                               kept_[number].floats(2 * from.channels));
         for (int chunk = 0; chunk < batch_.chunks; ++chunk, in += in_size, out += out_size) switch (op.kind) {
                 case LINEAR:
@@ -169,6 +176,7 @@ class Program {
         const Value& to = shapes_[op.output];
         const int64_t in_size = chunk_size(op.input), out_size = chunk_size(op.output);
         Vec *in = value(op.input), *out = value(op.output), *rise = slope(op.output);
+        if (op.is_frozen) model = frozen_;
         if (is_activation(op.kind)) {
             Vec* back = op.input == op.output ? rise : place_for(op.input);
             activate_back(op, in_size * batch_.chunks, in, out, rise, back);
@@ -188,9 +196,9 @@ class Program {
             }
             return;
         }
-        const bool is_norm = op.kind == GROUP_NORM || op.kind == BATCH_NORM;
-        float* weights = is_norm && op.weight >= 0 ? weight_gradient_.floats(to.channels) : nullptr;
-        float* biases = op.bias >= 0 ? bias_gradient_.floats(to.channels) : nullptr;
+        const bool is_norm = op.kind == GROUP_NORM || op.kind == BATCH_NORM, is_trained = !op.is_frozen;
+        float* weights = is_norm && op.weight >= 0 && is_trained ? weight_gradient_.floats(to.channels) : nullptr;
+        float* biases = op.bias >= 0 && is_trained ? bias_gradient_.floats(to.channels) : nullptr;
         if (biases && !is_norm) {
             const int64_t area = out_size / to.channels;
             for (int c = 0; c < to.channels; ++c) {
@@ -205,6 +213,7 @@ class Program {
             backward_to<V>(number, model, in, out, rise, back, weights, biases);
             settle(op.input, back);
         }
+        if (!is_trained) return;
         if (op.kind == LINEAR && in_bfloat16_[number])
             workspace_.bfloat16.outer(batch_, in, rise, int(shapes_[op.input].size()), int(to.size()), op.weight,
                                       receiver);
@@ -284,6 +293,7 @@ class Program {
     std::vector<Value> shapes_;
     int input_, output_;
     MeanLoss loss_;
+    float* const frozen_;
     std::vector<Memory> value_, slope_, kept_;
     std::vector<char> has_slope_, in_bfloat16_;
     std::vector<std::unique_ptr<Convolution>> convolutions_;  // null for other operations

@@ -110,9 +110,9 @@ inline void batch_norm_back(const Op& op, const Value& shape, const Batch& batch
     const double count = double(batch.samples) * shape.height * shape.width;
     for (int c = 0; c < shape.channels; ++c) {
         const float mean = stats[2 * c], root = stats[2 * c + 1], gamma = op.weight < 0 ? 1 : model[op.weight + c];
-        const double plain = sum_over(batch, slope + c * area, size, area, [](Vec g) { return g; });
-        double along = 0;
-        for (int chunk = 0; chunk < batch.chunks; ++chunk) {
+        double plain = 0, along = 0;  // fixed statistics do not depend on the input
+        if (!op.is_frozen) plain = sum_over(batch, slope + c * area, size, area, [](Vec g) { return g; });
+        for (int chunk = 0; chunk < batch.chunks && !op.is_frozen; ++chunk) {
             Vec sum = {};
             for (int64_t i = chunk * size + c * area; i < chunk * size + (c + 1) * area; ++i)
                 sum += slope[i] * (in[i] - mean) * root;

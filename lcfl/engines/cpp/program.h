@@ -36,9 +36,10 @@ struct Op {
     int32_t kind, input, other, output;  // numbers of values; `other` is the second input of ADD
     int32_t kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w;
     int32_t groups;              // of GROUP_NORM; the number of the mask of DROPOUT
+    int32_t is_frozen;           // its parameters and statistics are in the frozen vector, and it does not change them
     float eps, momentum;         // eps is also the slope of LEAKY_RELU below 0
-    int64_t weight, bias;        // offsets in the model; -1 if there is none
-    int64_t mean, var, tracked;  // BATCH_NORM: offsets of its statistics in the buffers
+    int64_t weight, bias;        // offsets in the model or the frozen vector; -1 if there is none
+    int64_t mean, var, tracked;  // BATCH_NORM: offsets of its statistics in the buffers or the frozen vector
 };
 
 enum LossKind : int32_t { CROSS_ENTROPY, SQUARED_ERROR, BINARY_CROSS_ENTROPY };
