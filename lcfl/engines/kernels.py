@@ -28,8 +28,8 @@ COMPILERS = ("c++", "g++", "clang++")
 KEYS = ("model name", "flags", "Features", "CPU part")  # of /proc/cpuinfo that a library depends on
 BAD_LABEL, NO_MEMORY = -1e300, -2e300  # what a kernel returns in place of a loss, as in cpp/program.h
 
-_LAYERS = ("conv", "linear", "max_pool", "avg_pool", "group_norm", "batch_norm", "add", "dropout")
-_ACTIVATIONS = ("relu", "leaky_relu", "tanh", "sigmoid", "gelu", "silu")
+_LAYERS = ("conv", "depthwise", "linear", "max_pool", "avg_pool", "group_norm", "batch_norm", "add", "dropout")
+_ACTIVATIONS = ("relu", "relu6", "leaky_relu", "elu", "tanh", "sigmoid", "gelu", "silu")
 KIND = {name: number for number, name in enumerate((*_LAYERS, *_ACTIVATIONS))}
 
 
@@ -65,7 +65,7 @@ class Op(Structure):
 class Loss(Structure):
     """The settings of a loss. The fields are those in ``cpp/program.h``."""
 
-    _fields_ = (("kind", c_int32), ("smoothing", c_float), ("weights", c_void_p))
+    _fields_ = (("kind", c_int32), ("smoothing", c_float), ("threshold", c_float), ("weights", c_void_p))
 
 
 class Optimizer(Structure):

@@ -16,6 +16,7 @@ from lcfl.models.layout import Layout
 __all__ = ["Builder", "Dropout", "Place"]
 
 Shape = tuple[int, int, int]  # channels, height, width
+OVERWRITING = KIND["relu"], KIND["relu6"]  # what can write where it reads
 NOTHING = dict.fromkeys(("other", "mean", "var", "tracked"), -1)
 
 
@@ -175,7 +176,7 @@ class Builder:
         return self.sides(layer.kernel_size, 1), self.sides(layer.stride, 1), self.sides(padding, 0)
 
     def share_values(self, output: int, readers: list[int]) -> None:
-        """Lets a ReLU write where it reads if no other operation reads there.
+        """Lets a ReLU or ReLU6 write where it reads if no other operation reads there.
 
         Args:
             output: the number of the value that the network returns.
@@ -184,7 +185,7 @@ class Builder:
         renamed: dict[int, int] = {}
         for op in self.ops:
             op.input, op.other = renamed.get(op.input, op.input), renamed.get(op.other, op.other)
-            if op.kind == KIND["relu"] and op.input != 0 and readers.count(op.input) == 1 and op.output != output:
+            if op.kind in OVERWRITING and op.input != 0 and readers.count(op.input) == 1 and op.output != output:
                 renamed[op.output] = op.input
                 readers = [op.input if number == op.output else number for number in readers if number != op.input]
                 op.output = op.input
@@ -199,13 +200,15 @@ def _conv(to: Builder, layer: nn.Conv1d | nn.Conv2d, at: Place, value: Value) ->
         return None
     named = {"valid": (0, 0), "same": tuple(side // 2 for side in sides)}
     padding = named[layer.padding] if isinstance(layer.padding, str) else layer.padding
-    if at.is_flat or layer.groups != 1 or any(each != 1 for each in layer.dilation):
+    is_depthwise = 1 < layer.groups == layer.in_channels == layer.out_channels
+    if at.is_flat or (layer.groups != 1 and not is_depthwise) or any(each != 1 for each in layer.dilation):
         return None
     window = to.window(layer, padding)
     to.keeps_order &= layer.in_channels > 1 or window[0] != (1, 1)
     if layer.padding_mode != "zeros" or any(pad >= side for side, _, pad in zip(*window, strict=True)):
         return None
-    return to.emit("conv", at, (layer.out_channels, *_windows(value, *window)), layer, **_fields(*window))
+    kind = "depthwise" if is_depthwise else "conv"
+    return to.emit(kind, at, (layer.out_channels, *_windows(value, *window)), layer, **_fields(*window))
 
 
 def _linear(to: Builder, layer: nn.Linear, at: Place, value: Value) -> Place | None:
@@ -221,6 +224,12 @@ def _leaky_relu(to: Builder, layer: nn.LeakyReLU, at: Place, value: Value) -> Pl
     if layer.negative_slope <= 0:  # the sign of an output would not be that of the input
         return None
     return to.emit("leaky_relu", at, _shape_of(value), layer, eps=layer.negative_slope)
+
+
+def _elu(to: Builder, layer: nn.ELU, at: Place, value: Value) -> Place | None:
+    if layer.alpha <= 0:  # the sign of an output would not be that of the input
+        return None
+    return to.emit("elu", at, _shape_of(value), layer, eps=layer.alpha)
 
 
 def _gelu(to: Builder, layer: nn.GELU, at: Place, value: Value) -> Place | None:
@@ -299,7 +308,9 @@ def _batch_norm(to: Builder, layer: nn.BatchNorm2d | nn.BatchNorm1d, at: Place, 
 LAYERS: dict[type[nn.Module], Rule] = {
     nn.Linear: _linear,
     nn.ReLU: _pointwise("relu"),
+    nn.ReLU6: _pointwise("relu6"),
     nn.LeakyReLU: _leaky_relu,
+    nn.ELU: _elu,
     nn.Tanh: _pointwise("tanh"),
     nn.Sigmoid: _pointwise("sigmoid"),
     nn.GELU: _gelu,

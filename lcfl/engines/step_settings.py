@@ -1,5 +1,7 @@
 """What the kernels need to know of a module's loss and optimizer."""
 
+from math import inf
+
 import torch
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW
@@ -14,7 +16,15 @@ from lcfl.models.module import FederatedModule
 
 __all__ = ["check_loss", "check_targets", "loss_settings", "optimizer_settings"]
 
-KIND_OF = {nn.CrossEntropyLoss: 0, nn.NLLLoss: 0, nn.MSELoss: 1, nn.BCEWithLogitsLoss: 2}  # see cpp/program.h
+KIND_OF = {  # see cpp/program.h
+    nn.CrossEntropyLoss: 0,
+    nn.NLLLoss: 0,
+    nn.MSELoss: 1,
+    nn.BCEWithLogitsLoss: 2,
+    nn.L1Loss: 3,
+    nn.HuberLoss: 4,
+    nn.SmoothL1Loss: 5,
+}
 
 
 def check_loss(loss: nn.Module, spec: SampleSpec) -> None:
@@ -39,6 +49,8 @@ def check_loss(loss: nn.Module, spec: SampleSpec) -> None:
             raise Unsupported(f"the label smoothing is {loss.label_smoothing}, not from 0 to 1")
     elif spec.num_classes is not None or spec.target_dtype != torch.float32:
         raise Unsupported("the targets are not numbers in float32")
+    elif not 0 <= _threshold(loss) < inf or (isinstance(loss, nn.HuberLoss) and loss.delta == 0):
+        raise Unsupported(f"the loss is {loss}, whose threshold is not a positive number")
     elif isinstance(loss, nn.BCEWithLogitsLoss) and loss.weight is not None:
         raise Unsupported("the loss has other weights than those of positive targets")
 
@@ -76,11 +88,18 @@ def loss_settings(loss: nn.Module) -> kernels.Loss:
     """Returns a loss as the kernels expect it. It points to the weights of the loss."""
     weights = _weights(loss)
     address = None if weights is None else weights.data_ptr()
-    return kernels.Loss(KIND_OF[type(loss)], _smoothing(loss), address)
+    kind = nn.L1Loss if isinstance(loss, nn.SmoothL1Loss) and loss.beta == 0 else type(loss)
+    return kernels.Loss(KIND_OF[kind], _smoothing(loss), _threshold(loss), address)
 
 
 def _smoothing(loss: nn.Module) -> float:
     return getattr(loss, "label_smoothing", 0.0)
+
+
+def _threshold(loss: nn.Module) -> float:
+    """Returns the error from which a loss is linear; 0 for other losses."""
+    threshold: float = getattr(loss, "delta", getattr(loss, "beta", 0.0))
+    return threshold
 
 
 def _weights(loss: nn.Module) -> Tensor | None:

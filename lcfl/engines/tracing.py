@@ -25,13 +25,17 @@ FUNCTIONS: dict[Any, str] = {
     operator.add: "add",
     operator.iadd: "iadd",
 }
-KEPT = [KIND[name] for name in ("relu", "leaky_relu", "tanh", "sigmoid")]  # their gradients need their results
+KEPT = [
+    KIND[name] for name in ("relu", "relu6", "leaky_relu", "elu", "tanh", "sigmoid")
+]  # their gradients need their results
 FLATTENED = ({"start_dim": 1}, {"start_dim": 1, "end_dim": -1})
 LAYER_OF: dict[Any, type[nn.Module]] = {  # functions, and names of methods, that have the arguments of a layer
     F.relu: nn.ReLU,
     torch.relu: nn.ReLU,
     "relu": nn.ReLU,
+    F.relu6: nn.ReLU6,
     F.leaky_relu: nn.LeakyReLU,
+    F.elu: nn.ELU,
     F.tanh: nn.Tanh,
     torch.tanh: nn.Tanh,
     "tanh": nn.Tanh,

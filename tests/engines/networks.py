@@ -132,6 +132,27 @@ class Activated(nn.Module):
         return torch.sigmoid(self.decision(F.leaky_relu(x, negative_slope=0.5) + x.tanh()))
 
 
+class Depthwise(nn.Module):
+    """Inverted residual blocks, with all kinds of windows that have a kernel for each channel."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Sequential(nn.Conv2d(3, 18, 1), nn.BatchNorm2d(18), nn.ReLU6(inplace=True))
+        self.two = nn.Sequential(
+            nn.Conv2d(18, 18, 3, padding=1, groups=18, bias=False), nn.ReLU6(), nn.Conv2d(18, 18, 1)
+        )
+        self.three = nn.Conv2d(18, 18, (5, 4), stride=(1, 2), padding=(2, 3), groups=18)  # 11 x 6 pixels
+        self.four = nn.Conv2d(18, 18, (2, 1), stride=3, groups=18)  # 4 x 2 pixels; does not read each pixel
+        self.five = nn.Conv2d(18, 18, 7, padding=3, groups=18)  # a kernel that is larger than its input
+        self.decision = nn.Linear(18, 4)
+
+    def forward(self, x):
+        x = self.one(x)
+        x = F.elu(x + self.two(x), alpha=0.7)
+        x = F.relu6(self.five(self.four(self.three(x))))
+        return self.decision(x.mean((2, 3)))
+
+
 class Plainly(nn.Module):
     """The smallest network, for tests that change one thing in it."""
 
@@ -325,6 +346,7 @@ NETWORKS = {
     "functional": (Functional, SHAPE),
     "tiled": (Tiled, SHAPE),
     "signal": (Signal, (3, 23)),
+    "depthwise": (Depthwise, SHAPE),
     "activated": (Activated, SHAPE),
     "inner": (Inner, (7,)),
     "LeNet5": (partial(LeNet5, 1, 20, 4), (1, 20, 20)),

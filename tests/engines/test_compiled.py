@@ -67,11 +67,13 @@ def windows(number):
 
 
 @pytest.mark.parametrize("size", [7, 16, 33])
+@pytest.mark.parametrize("groups", [1, 18])
 @pytest.mark.parametrize(("kernel", "stride", "padding"), windows(12))
-def test_gradient_for_every_window_of_a_convolution(kernel, stride, padding, size):
+def test_gradient_for_every_window_of_a_convolution(kernel, stride, padding, groups, size):
     def network():
-        layers = nn.Conv2d(3, 17, 1), nn.ReLU(), nn.Conv2d(17, 18, kernel, stride, padding), nn.Flatten()
-        embedding = nn.Sequential(*layers)
+        channels = 17 if groups == 1 else groups
+        window = nn.Conv2d(channels, 18, kernel, stride, padding, groups=groups)
+        embedding = nn.Sequential(nn.Conv2d(3, channels, 1), nn.ReLU(), window, nn.Flatten())
         return SplitNetwork(embedding, nn.Linear(embedding(torch.zeros(1, 3, 7, 6)).numel(), 4))
 
     assert_same_gradient(network, (3, 7, 6), size)

@@ -53,8 +53,17 @@ inline void activate(const Op& op, int64_t size, const Vec* in, Vec* out) {
         case RELU:
             for (int64_t i = 0; i < size; ++i) out[i] = Vec{} > in[i] ? Vec{} : in[i];  // keeps NaN
             break;
+        case RELU6:
+            for (int64_t i = 0; i < size; ++i) {
+                const Vec risen = Vec{} > in[i] ? Vec{} : in[i];
+                out[i] = risen > 6 ? fill(6) : risen;
+            }
+            break;
         case LEAKY_RELU:
             for (int64_t i = 0; i < size; ++i) out[i] = Vec{} > in[i] ? op.eps * in[i] : in[i];
+            break;
+        case ELU:
+            for (int64_t i = 0; i < size; ++i) out[i] = Vec{} > in[i] ? op.eps * (exponential(in[i]) - 1) : in[i];
             break;
         case TANH:
             for (int64_t i = 0; i < size; ++i) out[i] = tangent(in[i]);
@@ -75,6 +84,12 @@ inline void activate_back(const Op& op, int64_t size, const Vec* in, const Vec* 
     switch (op.kind) {
         case RELU:
             for (int64_t i = 0; i < size; ++i) back[i] = Vec{} >= out[i] ? Vec{} : rise[i];
+            break;
+        case RELU6:
+            for (int64_t i = 0; i < size; ++i) back[i] = ((Vec{} >= out[i]) | (out[i] >= 6)) ? Vec{} : rise[i];
+            break;
+        case ELU:
+            for (int64_t i = 0; i < size; ++i) back[i] = Vec{} >= out[i] ? rise[i] * (out[i] + op.eps) : rise[i];
             break;
         case LEAKY_RELU:
             for (int64_t i = 0; i < size; ++i) back[i] = Vec{} >= out[i] ? op.eps * rise[i] : rise[i];

@@ -44,6 +44,7 @@ class MeanLoss {
     MeanLoss(const Loss& settings, int64_t outputs)
         : kind_(settings.kind),
           smoothing_(settings.smoothing),
+          threshold_(settings.threshold),
           weights_(settings.weights ? std::vector<float>(settings.weights, settings.weights + outputs)
                                     : std::vector<float>(outputs, 1)) {}
 
@@ -51,7 +52,16 @@ class MeanLoss {
     double differentiate(const Outputs& outputs, const void* targets) {
         if (kind_ == CROSS_ENTROPY) return cross_entropy(outputs, static_cast<const int64_t*>(targets));
         const float* numbers = static_cast<const float*>(targets);
-        return kind_ == SQUARED_ERROR ? squared_error(outputs, numbers) : binary_cross_entropy(outputs, numbers);
+        switch (kind_) {
+            case SQUARED_ERROR:
+                return squared_error(outputs, numbers);
+            case BINARY_CROSS_ENTROPY:
+                return binary_cross_entropy(outputs, numbers);
+            case ABSOLUTE_ERROR:
+                return absolute_error(outputs, numbers);
+            default:
+                return huber(outputs, numbers);
+        }
     }
 
   private:
@@ -90,6 +100,25 @@ class MeanLoss {
             const Vec apart = value - target;
             slope = 2 * apart;
             return apart * apart;
+        });
+    }
+
+    double absolute_error(const Outputs& outputs, const float* targets) {
+        return mean_of(outputs, targets, [](int64_t, Vec value, Vec target, Vec& slope) {
+            const Vec apart = value - target;
+            slope = apart > 0 ? fill(1) : apart < 0 ? fill(-1) : apart;  // 0, or NaN
+            return apart < 0 ? -apart : apart;
+        });
+    }
+
+    // The mean of e^2 / 2 for errors e up to the threshold t, and of t (|e| - t / 2) beyond; SMOOTH_L1 divides by t.
+    double huber(const Outputs& outputs, const float* targets) {
+        const float scale = kind_ == HUBER ? 1 : 1 / threshold_;
+        return mean_of(outputs, targets, [=](int64_t, Vec value, Vec target, Vec& slope) {
+            const Vec apart = value - target;
+            const Vec near = apart > threshold_ ? fill(threshold_) : apart < -threshold_ ? fill(-threshold_) : apart;
+            slope = near * scale;
+            return slope * (apart - 0.5f * near);
         });
     }
 
@@ -133,7 +162,7 @@ class MeanLoss {
     }
 
     const int32_t kind_;
-    const float smoothing_;
+    const float smoothing_, threshold_;
     const std::vector<float> weights_;
     Memory targets_;  // of a chunk
 };

@@ -9,6 +9,7 @@
 
 #include "activation.h"
 #include "convolution.h"
+#include "depthwise.h"
 #include "descent.h"
 #include "linear.h"
 #include "loss.h"
@@ -39,6 +40,7 @@ class Program {
         for (const Op& op : ops_) {
             const Value &from = values[op.input], &to = values[op.output];
             convolutions_.emplace_back(op.kind == CONV ? new Convolution(op, from, to, bfloat16) : nullptr);
+            depthwise_.emplace_back(op.kind == DEPTHWISE ? new Depthwise(op, from, to) : nullptr);
             if (op.kind == CONV)
                 in_bfloat16_.push_back(convolutions_.back()->is_in_bfloat16());
             else
@@ -129,8 +131,13 @@ class Program {
                     connect<V>(model + op.weight, int(from.size()), int(to.size()),
                                op.bias < 0 ? nullptr : model + op.bias, in, out);
                     break;
+                case DEPTHWISE:
+                    depthwise_[number]->forward<V>(model, in, out);
+                    break;
                 case RELU:
+                case RELU6:
                 case LEAKY_RELU:
+                case ELU:
                 case TANH:
                 case SIGMOID:
                 case GELU:
@@ -219,6 +226,11 @@ class Program {
                                       receiver);
         else if (op.kind == LINEAR)
             connect_weights<V>(op, in, rise, receiver);
+        if (op.kind == DEPTHWISE) {
+            float* found = scratch_.floats(num_weights(op));
+            depthwise_[number]->weigh<V>(batch_.chunks, in, rise, sum_.of(depthwise_[number]->area()), found);
+            receiver.take(op.weight, num_weights(op), found);
+        }
         if (op.kind == CONV) convolutions_[number]->weigh(batch_, in, rise, workspace_, receiver);
         if (weights) receiver.take(op.weight, to.channels, weights);
         if (biases) receiver.take(op.bias, to.channels, biases);
@@ -247,6 +259,9 @@ class Program {
                 case LINEAR:
                     connect_back<V>(model + op.weight, int(from.size()), int(to.size()), rise, back);
                     break;
+                case DEPTHWISE:
+                    depthwise_[number]->backward<V>(model, rise, back);
+                    break;
                 case MAX_POOL:
                     max_pool_back(op, from, to, V, in, out, rise, back);
                     break;
@@ -274,6 +289,7 @@ class Program {
     int64_t num_weights(const Op& op) const {
         const Value &from = shapes_[op.input], &to = shapes_[op.output];
         if (op.kind == CONV) return int64_t(to.channels) * from.channels * op.kernel_h * op.kernel_w;
+        if (op.kind == DEPTHWISE) return int64_t(to.channels) * op.kernel_h * op.kernel_w;
         return op.kind == LINEAR ? from.size() * to.size() : from.channels;
     }
 
@@ -297,6 +313,7 @@ class Program {
     std::vector<Memory> value_, slope_, kept_;
     std::vector<char> has_slope_, in_bfloat16_;
     std::vector<std::unique_ptr<Convolution>> convolutions_;  // null for other operations
+    std::vector<std::unique_ptr<Depthwise>> depthwise_;       // null for other operations
     Memory scratch_, sum_, weight_gradient_, bias_gradient_;
     Workspace workspace_;
     const float* const* masks_ = nullptr;

@@ -12,6 +12,7 @@ constexpr double BAD_LABEL = -1e300, NO_MEMORY = -2e300;  // no sum of floats ge
 
 enum Kind : int32_t {
     CONV,
+    DEPTHWISE,
     LINEAR,
     MAX_POOL,
     AVG_POOL,
@@ -20,7 +21,9 @@ enum Kind : int32_t {
     ADD,
     DROPOUT,
     RELU,
+    RELU6,
     LEAKY_RELU,
+    ELU,
     TANH,
     SIGMOID,
     GELU,
@@ -37,16 +40,17 @@ struct Op {
     int32_t kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w;
     int32_t groups;              // of GROUP_NORM; the number of the mask of DROPOUT
     int32_t is_frozen;           // its parameters and statistics are in the frozen vector, and it does not change them
-    float eps, momentum;         // eps is also the slope of LEAKY_RELU below 0
+    float eps, momentum;         // eps is also the slope of LEAKY_RELU below 0, and -1 times the limit of ELU
     int64_t weight, bias;        // offsets in the model or the frozen vector; -1 if there is none
     int64_t mean, var, tracked;  // BATCH_NORM: offsets of its statistics in the buffers or the frozen vector
 };
 
-enum LossKind : int32_t { CROSS_ENTROPY, SQUARED_ERROR, BINARY_CROSS_ENTROPY };
+enum LossKind : int32_t { CROSS_ENTROPY, SQUARED_ERROR, BINARY_CROSS_ENTROPY, ABSOLUTE_ERROR, HUBER, SMOOTH_L1 };
 
 struct Loss {
     int32_t kind;
     float smoothing;       // of labels, for CROSS_ENTROPY
+    float threshold;       // of the errors whose squares count, for HUBER and SMOOTH_L1
     const float* weights;  // of the classes, or of the positive targets for BINARY_CROSS_ENTROPY; may be null
 };
 
