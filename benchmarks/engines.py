@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from lightning.fabric import Fabric
 from torch import Tensor, nn
-from torchvision.models import mobilenet_v2, resnet18
+from torchvision.models import densenet121, mobilenet_v2, mobilenet_v3_small, resnet18
 
 from lcfl import FederatedModule
 from lcfl import models as networks
@@ -113,6 +113,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], str | None, tuple[int, ...]]]
     "VGG16": (networks.VGG16, None, IMAGES),
     "resnet18 of torchvision": (partial(resnet18, num_classes=10), "fc", IMAGES),
     "mobilenet_v2 of torchvision": (partial(mobilenet_v2, num_classes=10), "classifier", IMAGES),
+    "mobilenet_v3_small of torchvision": (partial(mobilenet_v3_small, num_classes=10), "classifier", IMAGES),
+    "densenet121 of torchvision": (partial(densenet121, num_classes=10), "classifier", IMAGES),
     "strides, 3 x 3": (partial(Strided, 3, False), None, IMAGES),
     "strides, 4 x 4": (partial(Strided, 4, True), None, IMAGES),
     "signals": (Signals, None, SENSORS),

@@ -100,6 +100,9 @@ class _Recorded(fx.Proxy):
     def __iadd__(self, other: Any) -> fx.Proxy:
         return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
 
+    def __imul__(self, other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operator.imul, (self, other), {})
+
 
 def is_size(node: fx.Node) -> bool:
     """Returns whether a node is ``x.size(0)``, ``x.shape``, ``x.shape[0]`` or a product of such numbers.

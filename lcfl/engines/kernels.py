@@ -28,8 +28,20 @@ COMPILERS = ("c++", "g++", "clang++")
 KEYS = ("model name", "flags", "Features", "CPU part")  # of /proc/cpuinfo that a library depends on
 BAD_LABEL, NO_MEMORY = -1e300, -2e300  # what a kernel returns in place of a loss, as in cpp/program.h
 
-_LAYERS = ("conv", "depthwise", "linear", "max_pool", "avg_pool", "group_norm", "batch_norm", "add", "dropout")
-_ACTIVATIONS = ("relu", "relu6", "leaky_relu", "elu", "tanh", "sigmoid", "gelu", "silu")
+_LAYERS = (
+    "conv",
+    "depthwise",
+    "linear",
+    "max_pool",
+    "avg_pool",
+    "group_norm",
+    "batch_norm",
+    "add",
+    "multiply",
+    "concatenate",
+    "dropout",
+)
+_ACTIVATIONS = ("relu", "relu6", "leaky_relu", "elu", "tanh", "sigmoid", "hardsigmoid", "gelu", "silu", "hardswish")
 KIND = {name: number for number, name in enumerate((*_LAYERS, *_ACTIVATIONS))}
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from lcfl.engines.forward_graph import Unsupported, forward_graph, is_size, size_of
 from lcfl.engines.kernels import KIND, Op, Value
+from lcfl.engines.layer_rules import add_layer
 from lcfl.engines.operations import Builder, Dropout, Place
 from lcfl.models.layout import Layout
 
@@ -24,7 +25,12 @@ FUNCTIONS: dict[Any, str] = {
     torch.add: "add",
     operator.add: "add",
     operator.iadd: "iadd",
+    torch.mul: "multiply",
+    operator.mul: "multiply",
+    operator.imul: "imul",
+    torch.cat: "concatenate",
 }
+PAIRS = {"add": Builder.add, "iadd": Builder.add, "multiply": Builder.multiply, "imul": Builder.multiply}
 KEPT = [
     KIND[name] for name in ("relu", "relu6", "leaky_relu", "elu", "tanh", "sigmoid")
 ]  # their gradients need their results
@@ -45,6 +51,8 @@ LAYER_OF: dict[Any, type[nn.Module]] = {  # functions, and names of methods, tha
     F.dropout: nn.Dropout,
     F.dropout1d: nn.Dropout1d,
     F.dropout2d: nn.Dropout2d,
+    F.hardsigmoid: nn.Hardsigmoid,
+    F.hardswish: nn.Hardswish,
     F.gelu: nn.GELU,
     F.silu: nn.SiLU,
     F.max_pool1d: nn.MaxPool1d,
@@ -151,15 +159,17 @@ class _Tracer:
             layer = self.network.get_submodule(str(node.target))
             if type(layer) is nn.LogSoftmax and "forward" not in vars(layer):
                 return self.end(node, inputs[0], layer.dim)
-            return self.to.layer(layer, inputs[0])
+            return add_layer(self.to, layer, inputs[0])
         name = node.target if isinstance(node.target, str) else FUNCTIONS.get(node.target, "")
         args = fx.map_arg(node.args[1:], lambda each: self.sizes.get(each, each))
         options = fx.map_arg(node.kwargs, lambda each: self.sizes.get(each, each))
         options = {key: value for key, value in options.items() if key != "input"}
-        if name in ("add", "iadd") and len(inputs) == 2 and len(args) == 1 and not options:
-            if name == "iadd":
+        if name in PAIRS and len(inputs) == 2 and len(args) == 1 and not options:
+            if name in ("iadd", "imul"):
                 self.to.overwritten.append(inputs[0].number)
-            return self.to.add(*inputs)
+            return PAIRS[name](self.to, *inputs)
+        if name == "concatenate":
+            return self.concatenate(*node.args, **node.kwargs)
         if name == "flatten" and {**dict(zip(("start_dim", "end_dim"), args, strict=False)), **options} in FLATTENED:
             return Place(inputs[0].number, True)
         size = self.to.values[inputs[0].number].size if inputs else 0
@@ -171,8 +181,16 @@ class _Tracer:
             return self.mean(inputs[0], {**dict(zip(("dim", "keepdim"), args, strict=False)), **options})
         kind = LAYER_OF.get(node.target)
         if kind is not None and not any(isinstance(each, fx.Node) for each in (*args, *options.values())):
-            return self.to.layer(_layer_of(kind, args, options), inputs[0])
+            return add_layer(self.to, _layer_of(kind, args, options), inputs[0])
         raise Unsupported(f"its forward pass calls {getattr(node.target, '__name__', node.target)}")
+
+    def concatenate(self, tensors: Any, dim: Any = 0) -> Place:
+        """Adds a concatenation along the channels or features."""
+        places = [self.places.get(each) for each in tensors] if isinstance(tensors, Sequence) else []
+        found = [each for each in places if each is not None]
+        if dim != 1 or not found or len(found) < len(places):
+            raise Unsupported("its forward pass calls cat other than for tensors and dim 1")
+        return self.to.concatenate(found)
 
     def end(self, node: fx.Node, at: Place, dim: Any) -> Place:
         """Ends the network with a log softmax."""
@@ -189,7 +207,7 @@ class _Tracer:
         found = {each % (len(sides) + 2) for each in dims if isinstance(each, int)}
         if at.is_flat or options.keys() - {"dim", "keepdim"} or len(dims) != len(sides) or found != sides:
             raise Unsupported("its forward pass calls mean")
-        place = self.to.layer(nn.AdaptiveAvgPool1d(1) if self.to.is_signal else nn.AdaptiveAvgPool2d(1), at)
+        place = add_layer(self.to, nn.AdaptiveAvgPool1d(1) if self.to.is_signal else nn.AdaptiveAvgPool2d(1), at)
         return place if options.get("keepdim") else Place(place.number, True)
 
 

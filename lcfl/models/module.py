@@ -358,7 +358,8 @@ class FederatedModule(pl.LightningModule):
     def _first(self, seed: int, number: int) -> nn.Module:
         with rng.seeded(seed, "init", number):
             network = self.make_network()
-        network.load_state_dict(self._given or {}, strict=False)
+        if self._given is not None:
+            network.load_state_dict(self._given, strict=False)
         return network
 
     def _trainer_step(self, stage: str, batch: Batch) -> None:

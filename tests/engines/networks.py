@@ -153,6 +153,28 @@ class Depthwise(nn.Module):
         return self.decision(x.mean((2, 3)))
 
 
+class Joined(nn.Module):
+    """Branches that are concatenated, channels and features with gates, and windows that depend on the place."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Sequential(nn.Conv2d(3, 5, 3, padding=1), nn.Hardswish(), nn.MaxPool2d(3, 2, ceil_mode=True))
+        self.two = nn.Conv2d(5, 6, 1)
+        self.three = nn.Sequential(nn.BatchNorm2d(11), nn.ReLU(), nn.Conv2d(11, 17, 3, padding=1))
+        self.gate = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(17, 4, 1), nn.ReLU(), nn.Conv2d(4, 17, 1))
+        self.hidden = nn.Linear(17 * 3 * 7, 6)
+        self.decision = nn.Linear(17 * 3 * 7 + 6, 4)
+
+    def forward(self, x):
+        x = self.one(x)  # [B, 5, 5, 4]
+        x = self.three(torch.cat([x, self.two(x)], 1))
+        x = F.hardsigmoid(self.gate(x)) * x
+        x = F.adaptive_avg_pool2d(x, (3, 7)).flatten(1)
+        y = self.hidden(x)
+        y = torch.tanh(y) * y
+        return self.decision(torch.cat((x, y), dim=1))
+
+
 class Plainly(nn.Module):
     """The smallest network, for tests that change one thing in it."""
 
@@ -230,6 +252,25 @@ class DroppingImage(SplitNetwork):
             nn.Flatten(),
         )
         super().__init__(embedding, nn.Linear(72, 4))
+
+
+class DroppingJoined(nn.Module):
+    """Dropout after a concatenation and after gates."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.gate, self.drop = (
+            nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(16, 16, 1), nn.Sigmoid()),
+            nn.Dropout(0.2),
+        )
+        self.three, self.decision = nn.Conv2d(16, 6, 3), nn.Linear(6, 4)
+
+    def forward(self, x):
+        x = self.one(x)
+        x = self.drop(torch.cat([x, self.two(x)], 1))
+        x = self.drop(self.gate(x) * x)
+        return self.decision(self.three(x).mean((2, 3)))
 
 
 class DroppingByFunctions(nn.Module):
@@ -347,6 +388,7 @@ NETWORKS = {
     "tiled": (Tiled, SHAPE),
     "signal": (Signal, (3, 23)),
     "depthwise": (Depthwise, SHAPE),
+    "joined": (Joined, SHAPE),
     "activated": (Activated, SHAPE),
     "inner": (Inner, (7,)),
     "LeNet5": (partial(LeNet5, 1, 20, 4), (1, 20, 20)),

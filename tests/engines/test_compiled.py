@@ -14,7 +14,7 @@ from lcfl.data.views import View, ViewedSamples
 from lcfl.engines import CompiledEngine, SequentialEngine, kernels
 from lcfl.methods.local.least_loss import least_loss
 from lcfl.methods.local.training import LocalData
-from lcfl.models import ResNet9, SplitNetwork
+from lcfl.models import ResNet9
 from lcfl.models.module import FederatedModule
 from lcfl.models.pulls import Pulls
 from tests.engines.networks import NETWORKS, SHAPE, Inner, Normal, Plain, Scratch
@@ -22,13 +22,14 @@ from tests.engines.pairs import data_of, near, with_frozen_values
 from tests.helpers.builders import named_engine
 
 SIZES = (1, 7, 16, 17, 32, 33, 70)
+SGD = partial(torch.optim.SGD, lr=0.1)
 TOLERANCE = {"rtol": 2e-5, "atol": 1e-5}  # autograd alone is off by 4e-6 on some processors
 
 
 def engines(network, shape, optimizer=None, number=160, **options):
     """Makes both engines on the same data, each with its own module."""
     data = data_of(shape, number)
-    optimizer = optimizer or partial(torch.optim.SGD, lr=0.1)
+    optimizer = optimizer or SGD
     made = [with_frozen_values(FederatedModule(network, optimizer, **options)) for _ in range(2)]
     return tuple(named_engine(*each, data) for each in zip(("sequential", "compiled"), made, strict=True))
 
@@ -57,35 +58,6 @@ def test_gradient_for_every_layer_and_batch_size(name, size):
     if size == 1 and name in ("normal", "CNN"):
         pytest.skip("batch normalisation of one sample has no variance")
     assert_same_gradient(*NETWORKS[name], size)
-
-
-def windows(number):
-    """Returns random windows of convolutions: kernel, stride, padding."""
-    draw = np.random.default_rng(0)
-    sides = [(draw.integers(1, 5, 2), draw.integers(1, 5, 2)) for _ in range(number)]
-    return [tuple(tuple(each.tolist()) for each in (*side, draw.integers(0, side[0]))) for side in sides]
-
-
-@pytest.mark.parametrize("size", [7, 16, 33])
-@pytest.mark.parametrize("groups", [1, 18])
-@pytest.mark.parametrize(("kernel", "stride", "padding"), windows(12))
-def test_gradient_for_every_window_of_a_convolution(kernel, stride, padding, groups, size):
-    def network():
-        channels = 17 if groups == 1 else groups
-        window = nn.Conv2d(channels, 18, kernel, stride, padding, groups=groups)
-        embedding = nn.Sequential(nn.Conv2d(3, channels, 1), nn.ReLU(), window, nn.Flatten())
-        return SplitNetwork(embedding, nn.Linear(embedding(torch.zeros(1, 3, 7, 6)).numel(), 4))
-
-    assert_same_gradient(network, (3, 7, 6), size)
-
-
-def test_gradient_of_a_convolution_whose_input_does_not_stay_in_the_second_level_cache():
-    """Then several blocks of channels use a part of the taps in turn, and here the last of them are not full."""
-
-    def network():
-        return SplitNetwork(nn.Sequential(nn.Conv2d(64, 50, 4, 2), nn.Flatten()), nn.Linear(50 * 7 * 7, 4))
-
-    assert_same_gradient(network, (64, 16, 16), 20)
 
 
 ON_X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are for x86")

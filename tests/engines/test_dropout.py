@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engines.networks import SHAPE, Dropping, DroppingByFunctions, DroppingImage, DroppingSignal
+from tests.engines.networks import SHAPE, Dropping, DroppingByFunctions, DroppingImage, DroppingJoined, DroppingSignal
 from tests.engines.test_compiled import TOLERANCE, batches_of, engines
 
 
@@ -19,6 +19,7 @@ from tests.engines.test_compiled import TOLERANCE, batches_of, engines
         (partial(DroppingImage, 2), SHAPE),
         (partial(DroppingImage, 8), SHAPE),
         (DroppingByFunctions, SHAPE),
+        (DroppingJoined, SHAPE),
     ],
 )
 def test_dropout_draws_the_masks_that_torch_draws(network, shape, size):
@@ -36,12 +37,12 @@ def test_dropout_draws_the_masks_that_torch_draws(network, shape, size):
     torch.testing.assert_close(*scores, **TOLERANCE)
 
 
-@pytest.mark.parametrize("channels", [2, 8])
-def test_masks_do_not_depend_on_the_order_of_the_inputs_in_memory(channels):
+@pytest.mark.parametrize("network", [partial(DroppingImage, 2), partial(DroppingImage, 8), DroppingJoined])
+def test_masks_do_not_depend_on_the_order_of_the_inputs_in_memory(network):
     """An augmentation may return another order."""
     model, vectors = None, []
     for order in (torch.contiguous_format, torch.channels_last):
-        for engine in engines(partial(DroppingImage, channels), SHAPE):
+        for engine in engines(network, SHAPE):
             engine.samples.augmentation = lambda inputs, order=order: inputs.contiguous(memory_format=order)
             model = engine.module.initial_model(3) if model is None else model
             with engine.seeded(0, "test"):

@@ -47,9 +47,11 @@ def sanitized(folder, *arguments):
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("file", ["test_compiled.py", "test_compiled_steps.py", "test_bfloat16.py", "test_pointers.py"])
-def test_the_kernels_touch_only_their_own_memory(folder, file):
-    tests = Path(__file__).with_name(file)
+@pytest.mark.parametrize(
+    "part", ["bfloat16", "compiled", "compiled_steps", "dropout", "frozen_layers", "layers", "pointers"]
+)
+def test_the_kernels_touch_only_their_own_memory(folder, part):
+    tests = Path(__file__).with_name(f"test_{part}.py")
     done = sanitized(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 

@@ -1,4 +1,4 @@
-// Functions of single numbers, and their derivatives from their results, or from their inputs (GELU and SiLU).
+// Functions of single numbers, and their derivatives from their results, or from their inputs (GELU, SiLU, hardswish).
 
 #pragma once
 
@@ -22,6 +22,11 @@ inline Vec exponential(Vec x) {
         sum = sum * r + factor;
     const Mask power = (__builtin_convertvector(n, Mask) + 127) << 23;
     return (sum * r * r + r + 1) * (Vec)power;
+}
+
+inline Vec between(Vec x, float least, float most) {  // keeps NaN
+    x = least > x ? fill(least) : x;
+    return x > most ? fill(most) : x;
 }
 
 inline Vec sigmoid(Vec x) { return 1 / (1 + exponential(-x)); }
@@ -54,10 +59,7 @@ inline void activate(const Op& op, int64_t size, const Vec* in, Vec* out) {
             for (int64_t i = 0; i < size; ++i) out[i] = Vec{} > in[i] ? Vec{} : in[i];  // keeps NaN
             break;
         case RELU6:
-            for (int64_t i = 0; i < size; ++i) {
-                const Vec risen = Vec{} > in[i] ? Vec{} : in[i];
-                out[i] = risen > 6 ? fill(6) : risen;
-            }
+            for (int64_t i = 0; i < size; ++i) out[i] = between(in[i], 0, 6);
             break;
         case LEAKY_RELU:
             for (int64_t i = 0; i < size; ++i) out[i] = Vec{} > in[i] ? op.eps * in[i] : in[i];
@@ -70,6 +72,12 @@ inline void activate(const Op& op, int64_t size, const Vec* in, Vec* out) {
             break;
         case SIGMOID:
             for (int64_t i = 0; i < size; ++i) out[i] = sigmoid(in[i]);
+            break;
+        case HARDSIGMOID:
+            for (int64_t i = 0; i < size; ++i) out[i] = between(in[i] / 6 + 0.5f, 0, 1);
+            break;
+        case HARDSWISH:
+            for (int64_t i = 0; i < size; ++i) out[i] = in[i] * between(in[i] + 3, 0, 6) / 6;
             break;
         case GELU:
             for (int64_t i = 0; i < size; ++i) out[i] = in[i] * Normal(in[i]).below;
@@ -99,6 +107,15 @@ inline void activate_back(const Op& op, int64_t size, const Vec* in, const Vec* 
             break;
         case SIGMOID:
             for (int64_t i = 0; i < size; ++i) back[i] = rise[i] * out[i] * (1 - out[i]);
+            break;
+        case HARDSIGMOID:
+            for (int64_t i = 0; i < size; ++i) back[i] = ((Vec{} >= out[i]) | (out[i] >= 1)) ? Vec{} : rise[i] / 6;
+            break;
+        case HARDSWISH:
+            for (int64_t i = 0; i < size; ++i) {
+                const Vec middle = in[i] >= 3 ? rise[i] : rise[i] * (in[i] / 3 + 0.5f);
+                back[i] = in[i] <= -3 ? Vec{} : middle;
+            }
             break;
         case GELU:
             for (int64_t i = 0; i < size; ++i) {

@@ -23,11 +23,6 @@ namespace lcfl {
 
 inline int whole(int size, int block) { return (size + block - 1) / block * block; }  // rounded up to whole blocks
 
-struct Span {
-    int begin, end;
-    int size() const { return end - begin; }
-};
-
 struct Line {  // in one dimension, pixel t of a frame is pixel first + t step of a value that has `size` pixels
     int first, step, size;
 

@@ -25,7 +25,8 @@ extern "C" {
 void* lcfl_open(const Op* ops, int32_t num_ops, const Value* values, int32_t num_values, int32_t input, int32_t output,
                 const Loss* loss, int32_t bfloat16, float* frozen) {
     return unless_short_of_memory<void*>(nullptr, [=] {
-        return new Program(ops, num_ops, values, num_values, input, output, *loss, bfloat16 && Bfloat16::exists(), frozen);
+        return new Program(ops, num_ops, values, num_values, input, output, *loss, bfloat16 && Bfloat16::exists(),
+                           frozen);
     });
 }
 

@@ -11,6 +11,7 @@
 #include "convolution.h"
 #include "depthwise.h"
 #include "descent.h"
+#include "gate.h"
 #include "linear.h"
 #include "loss.h"
 #include "normalisation.h"
@@ -108,6 +109,7 @@ class Program {
     }
 
     int64_t chunk_size(int number) const { return shapes_[number].size() * batch_.V; }
+    int64_t chunk_of(int number, int chunk) const { return chunk * chunk_size(number); }
     Vec* value(int number) { return value_[number].of(chunk_size(number) * batch_.chunks); }
     Vec* slope(int number) { return slope_[number].of(chunk_size(number) * batch_.chunks); }
 
@@ -140,8 +142,10 @@ class Program {
                 case ELU:
                 case TANH:
                 case SIGMOID:
+                case HARDSIGMOID:
                 case GELU:
                 case SILU:
+                case HARDSWISH:
                     activate(op, in_size, in, out);
                     break;
                 case DROPOUT: {
@@ -159,6 +163,13 @@ class Program {
                     group_norm(op, from, V, model, in, out,
                                kept_[number].of(int64_t(op.groups) * 2 * V * batch_.chunks) +
                                    int64_t(chunk) * op.groups * 2 * V);
+                    break;
+                case MULTIPLY:
+                    multiply(from.size(), shapes_[op.other].size(), V, in, value(op.other) + chunk_of(op.other, chunk),
+                             out);
+                    break;
+                case CONCATENATE:
+                    std::copy_n(in, in_size, out + int64_t(op.groups) * V);
                     break;
                 case ADD: {
                     const Vec* other = value(op.other) + chunk * in_size;
@@ -194,6 +205,25 @@ class Program {
             Vec* back = place_for(op.input);
             for (int64_t i = 0; i < in_size * batch_.chunks; ++i) back[i] = rise[i] * mask[i];
             return settle(op.input, back);
+        }
+        if (op.kind == CONCATENATE) {
+            Vec* back = place_for(op.input);
+            for (int chunk = 0; chunk < batch_.chunks; ++chunk)
+                std::copy_n(rise + chunk * out_size + int64_t(op.groups) * V, in_size, back + chunk * in_size);
+            return settle(op.input, back);
+        }
+        if (op.kind == MULTIPLY) {
+            const int64_t size = shapes_[op.input].size(), gates = shapes_[op.other].size();
+            Vec* back = place_for(op.input);
+            for (int chunk = 0; chunk < batch_.chunks; ++chunk)
+                multiply(size, gates, V, rise + chunk * in_size, value(op.other) + chunk_of(op.other, chunk),
+                         back + chunk * in_size);
+            settle(op.input, back);
+            back = place_for(op.other);
+            for (int chunk = 0; chunk < batch_.chunks; ++chunk)
+                multiply_back(size, gates, V, rise + chunk * in_size, in + chunk * in_size,
+                              back + chunk_of(op.other, chunk));
+            return settle(op.other, back);
         }
         if (op.kind == ADD) {
             for (int each : {op.input, op.other}) {

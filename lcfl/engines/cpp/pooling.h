@@ -17,23 +17,30 @@ inline bool are_split(const Op& op, const Value& in) {
            in.height % op.kernel_h == 0 && in.width % op.kernel_w == 0;
 }
 
+// Returns the pixels of window number t in one dimension. Windows without a size cover an equal share of the image, and
+// overlap if the image is not a multiple of them.
+inline Span covered(int kernel, int stride, int padding, int in, int out, int t) {
+    if (kernel == 0) return {t * in / out, ((t + 1) * in + out - 1) / out};
+    const int begin = t * stride - padding;
+    return {std::max(begin, 0), std::min(begin + kernel, in)};
+}
+
 // Calls `each` for every window, with the pixel of the output, the first pixel of the window, and its height and width.
 template <class Each>
 void windows(const Op& op, const Value& in, const Value& out, Each each) {
     constexpr std::integral_constant<int, 2> two;  // loops of known length are faster
-    const bool is_usual = are_split(op, in) && op.kernel_h == 2 && op.kernel_w == 2;
+    const bool is_usual = op.kernel_h == 2 && op.kernel_w == 2 && are_split(op, in);
     for (int c = 0; c < out.channels; ++c)
         for (int y = 0; y < out.height; ++y)
             for (int x = 0; x < out.width; ++x) {
                 const int64_t to = (int64_t(c) * out.height + y) * out.width + x;
-                const int top = y * op.stride_h - op.padding_h, left = x * op.stride_w - op.padding_w;
-                const int first_y = std::max(top, 0), first_x = std::max(left, 0);
-                const int64_t from = (int64_t(c) * in.height + first_y) * in.width + first_x;
+                const Span rows = covered(op.kernel_h, op.stride_h, op.padding_h, in.height, out.height, y);
+                const Span columns = covered(op.kernel_w, op.stride_w, op.padding_w, in.width, out.width, x);
+                const int64_t from = (int64_t(c) * in.height + rows.begin) * in.width + columns.begin;
                 if (is_usual)
                     each(to, from, two, two);
                 else
-                    each(to, from, std::min(top + op.kernel_h, in.height) - first_y,
-                         std::min(left + op.kernel_w, in.width) - first_x);
+                    each(to, from, rows.size(), columns.size());
             }
 }
 
@@ -73,8 +80,8 @@ inline void max_pool_back(const Op& op, const Value& shape, const Value& pooled,
 }
 
 inline void avg_pool(const Op& op, const Value& shape, const Value& pooled, int V, const Vec* in, Vec* out) {
-    const float part = 1.0f / (op.kernel_h * op.kernel_w);
     windows(op, shape, pooled, [&](int64_t to, int64_t from, auto height, auto width) {
+        const float part = 1.0f / (height * width);
         for (int v = 0; v < V; ++v) {
             Vec sum = {};
             for (int y = 0; y < height; ++y)
@@ -85,9 +92,9 @@ inline void avg_pool(const Op& op, const Value& shape, const Value& pooled, int 
 }
 
 inline void avg_pool_back(const Op& op, const Value& shape, const Value& pooled, int V, const Vec* slope, Vec* back) {
-    const float part = 1.0f / (op.kernel_h * op.kernel_w);
     std::memset(static_cast<void*>(back), 0, sizeof(Vec) * shape.size() * V);
     windows(op, shape, pooled, [&](int64_t to, int64_t from, auto height, auto width) {
+        const float part = 1.0f / (height * width);
         for (int v = 0; v < V; ++v) {
             const Vec each = slope[to * V + v] * part;
             for (int y = 0; y < height; ++y)

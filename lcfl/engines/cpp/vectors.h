@@ -114,6 +114,11 @@ inline __attribute__((always_inline)) void totals_of(const Vec* values, float* r
 
 inline float total(Vec values) { return totals<1>(&values)[0]; }
 
+struct Span {
+    int begin, end;
+    int size() const { return end - begin; }
+};
+
 class Memory {  // for vectors; it only grows
   public:
     Memory() = default;

@@ -1,0 +1,220 @@
+"""How torch's layers become operations of the kernels. Layers whose settings no operation has are refused."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from lcfl.engines.forward_graph import Unsupported
+from lcfl.engines.kernels import Value
+from lcfl.engines.operations import Builder, Dropout, Place, shape_of
+
+__all__ = ["add_layer"]
+
+Rule = Callable[[Builder, Any, Place, Value], Place | None]  # None for settings that the kernels do not have
+
+
+def _conv(to: Builder, layer: nn.Conv1d | nn.Conv2d, at: Place, value: Value) -> Place | None:
+    sides = layer.kernel_size
+    if layer.padding == "same" and any(side % 2 == 0 for side in sides):  # more on one side than on the other
+        return None
+    named = {"valid": (0, 0), "same": tuple(side // 2 for side in sides)}
+    padding = named[layer.padding] if isinstance(layer.padding, str) else layer.padding
+    is_depthwise = 1 < layer.groups == layer.in_channels == layer.out_channels
+    if at.is_flat or (layer.groups != 1 and not is_depthwise) or any(each != 1 for each in layer.dilation):
+        return None
+    window = to.window(layer, padding)
+    to.keeps_order &= layer.in_channels > 1 or window[0] != (1, 1)
+    if layer.padding_mode != "zeros" or any(pad >= side for side, _, pad in zip(*window, strict=True)):
+        return None
+    kind = "depthwise" if is_depthwise else "conv"
+    return to.emit(kind, at, (layer.out_channels, *_windows(value, *window)), layer, **_fields(*window))
+
+
+def _linear(to: Builder, layer: nn.Linear, at: Place, value: Value) -> Place | None:
+    return to.emit("linear", at, (layer.out_features, 1, 1), layer) if at.is_flat else None
+
+
+def _pointwise(kind: str) -> Rule:
+    """Returns the rule of a layer that has no settings."""
+    return lambda to, layer, at, value: to.emit(kind, at, shape_of(value), layer)
+
+
+def _leaky_relu(to: Builder, layer: nn.LeakyReLU, at: Place, value: Value) -> Place | None:
+    if layer.negative_slope <= 0:  # the sign of an output would not be that of the input
+        return None
+    return to.emit("leaky_relu", at, shape_of(value), layer, eps=layer.negative_slope)
+
+
+def _elu(to: Builder, layer: nn.ELU, at: Place, value: Value) -> Place | None:
+    if layer.alpha <= 0:  # the sign of an output would not be that of the input
+        return None
+    return to.emit("elu", at, shape_of(value), layer, eps=layer.alpha)
+
+
+def _gelu(to: Builder, layer: nn.GELU, at: Place, value: Value) -> Place | None:
+    return to.emit("gelu", at, shape_of(value), layer) if layer.approximate == "none" else None
+
+
+def _dropout(to: Builder, layer: nn.Dropout | nn.Dropout1d | nn.Dropout2d, at: Place, value: Value) -> Place | None:
+    of_channels = not isinstance(layer, nn.Dropout)
+    if layer.p == 0:
+        return at
+    if layer.p == 1 or (of_channels and at.is_flat):
+        return None
+    if not (of_channels or at.is_flat or to.is_signal or to.keeps_order):
+        return None
+    to.dropouts.append(Dropout(layer.p, to.sizes_of(at), of_channels))
+    return to.emit("dropout", at, shape_of(value), layer, groups=len(to.dropouts) - 1)
+
+
+def _identity(to: Builder, layer: nn.Identity, at: Place, value: Value) -> Place:
+    return at
+
+
+def _flatten(to: Builder, layer: nn.Flatten, at: Place, value: Value) -> Place | None:
+    return Place(at.number, True) if (layer.start_dim, layer.end_dim) == (1, -1) else None
+
+
+def _max_pool(to: Builder, layer: nn.MaxPool1d | nn.MaxPool2d, at: Place, value: Value) -> Place | None:
+    if at.is_flat or to.sides(layer.dilation, 1) != (1, 1) or layer.return_indices:
+        return None
+    window = to.window(layer, layer.padding)
+    sides = _windows(value, *window, with_rest=layer.ceil_mode)
+    return to.emit("max_pool", at, (value.channels, *sides), layer, **_fields(*window))
+
+
+def _avg_pool(to: Builder, layer: nn.AvgPool1d | nn.AvgPool2d, at: Place, value: Value) -> Place | None:
+    window = to.window(layer, layer.padding)
+    if at.is_flat or window[2] != (0, 0) or layer.ceil_mode or getattr(layer, "divisor_override", None) is not None:
+        return None
+    return to.emit("avg_pool", at, (value.channels, *_windows(value, *window)), layer, **_fields(*window))
+
+
+def _adaptive_pool(
+    to: Builder, layer: nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d, at: Place, value: Value
+) -> Place | None:
+    """Adds an average over windows. If they do not divide the image, their sizes depend on the place."""
+    sides = value.height, value.width
+    outs = [side if out is None else out for side, out in zip(sides, to.sides(layer.output_size, 1), strict=True)]
+    if at.is_flat or (isinstance(layer.output_size, Sequence) and len(layer.output_size) != (1 if to.is_signal else 2)):
+        return None
+    is_divided = not any(side % out for side, out in zip(sides, outs, strict=True))
+    kernel = (sides[0] // outs[0], sides[1] // outs[1]) if is_divided else (0, 0)
+    return to.emit("avg_pool", at, (value.channels, *outs), layer, **_fields(kernel, kernel, (0, 0)))
+
+
+def _group_norm(to: Builder, layer: nn.GroupNorm, at: Place, value: Value) -> Place | None:
+    if _hides_pixels(at, value) or layer.eps <= 0:  # lanes without a sample have no variance
+        return None
+    return to.emit("group_norm", at, shape_of(value), layer, groups=layer.num_groups, eps=layer.eps)
+
+
+def _layer_norm(to: Builder, layer: nn.LayerNorm, at: Place, value: Value) -> Place | None:
+    """Adds a normalisation of features, which is a group normalisation with one group."""
+    if not at.is_flat or _hides_pixels(at, value) or layer.normalized_shape != (value.channels,) or layer.eps <= 0:
+        return None
+    return to.emit("group_norm", at, shape_of(value), layer, groups=1, eps=layer.eps)
+
+
+def _batch_norm(to: Builder, layer: nn.BatchNorm2d | nn.BatchNorm1d, at: Place, value: Value) -> Place | None:
+    if layer.momentum is None or not layer.track_running_stats or _hides_pixels(at, value):
+        return None
+    if isinstance(layer, nn.BatchNorm1d) != (at.is_flat or to.is_signal):
+        return None
+    statistics = layer.running_mean, layer.running_var, layer.num_batches_tracked
+    places = dict(zip(("mean", "var", "tracked"), (to.buffers[id(each)] for each in statistics), strict=True))
+    return to.emit("batch_norm", at, shape_of(value), layer, eps=layer.eps, momentum=layer.momentum, **places)
+
+
+LAYERS: dict[type[nn.Module], Rule] = {
+    nn.Linear: _linear,
+    nn.ReLU: _pointwise("relu"),
+    nn.ReLU6: _pointwise("relu6"),
+    nn.LeakyReLU: _leaky_relu,
+    nn.ELU: _elu,
+    nn.Tanh: _pointwise("tanh"),
+    nn.Sigmoid: _pointwise("sigmoid"),
+    nn.Hardsigmoid: _pointwise("hardsigmoid"),
+    nn.Hardswish: _pointwise("hardswish"),
+    nn.GELU: _gelu,
+    nn.SiLU: _pointwise("silu"),
+    nn.Dropout: _dropout,
+    nn.Identity: _identity,
+    nn.Flatten: _flatten,
+    nn.GroupNorm: _group_norm,
+    nn.LayerNorm: _layer_norm,
+    nn.BatchNorm1d: _batch_norm,
+}
+OF_SIGNALS: dict[type[nn.Module], Rule] = {
+    nn.Conv1d: _conv,
+    nn.Dropout1d: _dropout,
+    nn.MaxPool1d: _max_pool,
+    nn.AvgPool1d: _avg_pool,
+    nn.AdaptiveAvgPool1d: _adaptive_pool,
+}
+OF_IMAGES: dict[type[nn.Module], Rule] = {
+    nn.Conv2d: _conv,
+    nn.Dropout2d: _dropout,
+    nn.MaxPool2d: _max_pool,
+    nn.AvgPool2d: _avg_pool,
+    nn.AdaptiveAvgPool2d: _adaptive_pool,
+    nn.BatchNorm2d: _batch_norm,
+}
+
+
+def add_layer(to: Builder, layer: nn.Module, at: Place) -> Place:
+    """Adds the operation of a torch.nn module and returns the place of its result.
+
+    Raises:
+        Unsupported: for a layer, or settings of it, that the kernels do not have, and for a layer that is used twice.
+    """
+    kind, value = type(layer), to.values[at.number]
+    rule = LAYERS.get(kind) or (OF_SIGNALS if to.is_signal else OF_IMAGES).get(kind)
+    name = f"{kind.__name__} {to.names.get(id(layer), '')}".strip()
+    if rule is None:
+        raise Unsupported(f"it has the layer {name}")
+    if "forward" in vars(layer):
+        raise Unsupported(f"it has the layer {name} with its own forward")
+    if any(id(each) in to.used for each in layer.parameters()):
+        raise Unsupported(f"it uses the layer {name} twice")
+    to.used |= {id(each) for each in layer.parameters()}
+    try:
+        place = rule(to, layer, at, value)
+    except Unsupported:
+        raise
+    except Exception:  # settings may have any type and value
+        place = None
+    if place is None:
+        raise Unsupported(f"it has {name} with unusual settings: {layer}")
+    return place
+
+
+def _hides_pixels(at: Place, value: Value) -> bool:
+    """Returns whether an image was flattened. Its pixels are features then and no longer belong to a channel."""
+    return at.is_flat and value.height * value.width > 1
+
+
+def _fields(kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> dict[str, int]:
+    """Returns the fields of `Op` for a window that moves over an image."""
+    named = {"kernel": kernel, "stride": stride, "padding": padding}
+    return {f"{name}_{axis}": side for name, sides in named.items() for axis, side in zip("hw", sides, strict=True)}
+
+
+def _windows(
+    value: Value,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    *,
+    with_rest: bool = False,
+) -> tuple[int, int]:
+    """Returns the number of positions of a window in height and width.
+
+    With `with_rest`, a last window may reach beyond the image and its padding if it does not begin there.
+    """
+    found = []
+    for side, size, step, pad in zip((value.height, value.width), kernel, stride, padding, strict=True):
+        count = (side + 2 * pad - size + (step - 1) * with_rest) // step + 1
+        found.append(count - (with_rest and (count - 1) * step >= side + pad))
+    return found[0], found[1]

@@ -1,0 +1,69 @@
+"""Layers of the compiled engine with many settings, and at the corners of their functions."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lcfl.data.datasets import Tensors
+from lcfl.data.partition import IID
+from lcfl.models import SplitNetwork
+from lcfl.models.module import FederatedModule
+from tests.engines.test_compiled import SGD, assert_same_gradient
+from tests.helpers.builders import blobs, loaded, named_engine
+
+
+def windows(number):
+    """Returns random windows of convolutions: kernel, stride, padding."""
+    draw = np.random.default_rng(0)
+    sides = [(draw.integers(1, 5, 2), draw.integers(1, 5, 2)) for _ in range(number)]
+    return [tuple(tuple(each.tolist()) for each in (*side, draw.integers(0, side[0]))) for side in sides]
+
+
+@pytest.mark.parametrize("size", [7, 16, 33])
+@pytest.mark.parametrize("groups", [1, 18])
+@pytest.mark.parametrize(("kernel", "stride", "padding"), windows(12))
+def test_gradient_for_every_window_of_a_convolution(kernel, stride, padding, groups, size):
+    def network():
+        channels = 17 if groups == 1 else groups
+        window = nn.Conv2d(channels, 18, kernel, stride, padding, groups=groups)
+        embedding = nn.Sequential(nn.Conv2d(3, channels, 1), nn.ReLU(), window, nn.Flatten())
+        return SplitNetwork(embedding, nn.Linear(embedding(torch.zeros(1, 3, 7, 6)).numel(), 4))
+
+    assert_same_gradient(network, (3, 7, 6), size)
+
+
+def test_gradient_of_a_convolution_whose_input_does_not_stay_in_the_second_level_cache():
+    """Then several blocks of channels use a part of the taps in turn, and here the last of them are not full."""
+
+    def network():
+        return SplitNetwork(nn.Sequential(nn.Conv2d(64, 50, 4, 2), nn.Flatten()), nn.Linear(50 * 7 * 7, 4))
+
+    assert_same_gradient(network, (64, 16, 16), 20)
+
+
+ACTIVATIONS = (
+    nn.ReLU(),
+    nn.ReLU6(),
+    nn.LeakyReLU(0.3),
+    nn.ELU(0.6),
+    nn.Hardsigmoid(),
+    nn.Hardswish(),
+    nn.Tanh(),
+    nn.SiLU(),
+)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+def test_activations_at_their_corners_and_far_from_them(activation):
+    corners = torch.tensor([-1e4, -30, -3, -0.1, -1e-5, 0, 1e-5, 2.9, 3, 6, 7, 1e4])
+
+    def network():
+        return SplitNetwork(nn.Sequential(nn.Linear(12, 12), activation), nn.Linear(12, 4))
+
+    data = loaded(blobs(2, dataset=Tensors((corners.repeat(40, 1), torch.arange(40) % 4)), partition=IID()))
+    pair = [named_engine(name, FederatedModule(network, SGD), data) for name in ("sequential", "compiled")]
+    model = pair[0].module.initial_model(3)
+    model[:144], model[144:156] = torch.eye(12).flatten(), 0
+    expected, actual = (engine.gradient(model, np.arange(20)) for engine in pair)
+    torch.testing.assert_close(actual.vector, expected.vector, rtol=2e-5, atol=1e-6)
