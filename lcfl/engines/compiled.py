@@ -31,7 +31,8 @@ __all__ = ["CompiledEngine", "check_compiled"]
 NEEDS_BFLOAT16 = (
     "in bf16-mixed it needs a processor with AMX or AVX512-bf16, and a layer with 16 inputs and outputs or more"
 )
-REPLACED = ("forward", "training_step", "regularizer", "configure_optimizers")  # methods that this engine replaces
+# methods that this engine replaces
+REPLACED = ("forward", "training_step", "regularizer", "configure_optimizers", "trained_parameters", "train", "eval")
 
 
 def check_compiled(

@@ -123,6 +123,8 @@ def _batch_norm(to: Builder, layer: nn.BatchNorm2d | nn.BatchNorm1d, at: Place, 
     if isinstance(layer, nn.BatchNorm1d) != (at.is_flat or to.is_signal):
         return None
     statistics = layer.running_mean, layer.running_var, layer.num_batches_tracked
+    if [0 if each is None else each.numel() for each in statistics] != [value.channels, value.channels, 1]:
+        return None
     places = dict(zip(("mean", "var", "tracked"), (to.buffers[id(each)] for each in statistics), strict=True))
     return to.emit("batch_norm", at, shape_of(value), layer, eps=layer.eps, momentum=layer.momentum, **places)
 
@@ -176,6 +178,9 @@ def add_layer(to: Builder, layer: nn.Module, at: Place) -> Place:
         raise Unsupported(f"it has the layer {name}")
     if "forward" in vars(layer):
         raise Unsupported(f"it has the layer {name} with its own forward")
+    held = dict(layer.named_parameters(remove_duplicate=False))
+    if held.keys() - {"weight", "bias"} or (len(held) == 2 and held["weight"] is held["bias"]):
+        raise Unsupported(f"it has the layer {name} with other parameters than a weight and a bias")
     if any(id(each) in to.used for each in layer.parameters()):
         raise Unsupported(f"it uses the layer {name} twice")
     to.used |= {id(each) for each in layer.parameters()}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lcfl.engines.forward_graph import Unsupported
 from lcfl.engines.kernels import KIND, Op, Value
-from lcfl.models.frozen import persistent_buffers
+from lcfl.models.frozen import frozen_layers, persistent_buffers
 from lcfl.models.layout import Layout
 
 __all__ = ["Builder", "Dropout", "Place", "shape_of"]
@@ -98,6 +98,7 @@ class Builder:
             id(each): frozen[name].start for name, each in (parameters | buffers).items() if name in frozen
         }
         self._parameters = self._frozen | _offsets(parameters[name] for name, _ in layout.parameters)
+        self._in_evaluation = set(frozen_layers(network))
         self.buffers = self._frozen | _offsets(each for name, each in buffers.items() if name not in frozen)
 
     def emit(self, kind: str, at: Place, shape: Shape, layer: nn.Module | None, **fields: float) -> Place:
@@ -114,26 +115,38 @@ class Builder:
     def _write(self, kind: str, at: Place, to: Place, layer: nn.Module | None = None, **fields: float) -> None:
         """Adds an operation that writes a value, or a part of it."""
         op = Op(kind=KIND[kind], input=at.number, output=to.number, **{**NOTHING, **fields})
-        op.weight, op.bias = (self._offset(layer, name) for name in ("weight", "bias"))
+        op.weight = self._offset(layer, "weight", self._num_weights(op))
+        op.bias = self._offset(layer, "bias", self.values[op.output].channels)
         op.is_frozen = self._is_frozen(layer)
         self.ops.append(op)
 
-    def _offset(self, layer: nn.Module | None, name: str) -> int:
-        """Returns where a layer's weight or bias is in a model; -1 if it has none."""
+    def _num_weights(self, op: Op) -> int:
+        """Returns how many weights the kernels read for an operation."""
+        read, written = self.values[op.input], self.values[op.output]
+        if op.kind == KIND["linear"]:
+            return int(read.size * written.size)
+        of_channel = op.kernel_h * op.kernel_w if op.kind in (KIND["conv"], KIND["depthwise"]) else 1
+        return int(of_channel * written.channels * (read.channels if op.kind == KIND["conv"] else 1))
+
+    def _offset(self, layer: nn.Module | None, name: str, size: int) -> int:
+        """Returns where a layer's weight or bias, of so many numbers, is in a model; -1 if it has none."""
         if (held := getattr(layer, name, None)) is None:
             return -1
         if not isinstance(held, nn.Parameter):
             raise Unsupported(f"its {type(layer).__name__} has a {name} that is not a parameter")
+        if held.numel() != size:
+            raise Unsupported(f"its {type(layer).__name__} has a {name} of another size than its settings say")
         return self._parameters[id(held)]
 
     def _is_frozen(self, layer: nn.Module | None) -> bool:
         """Returns whether a layer is frozen. One that has neither parameters nor buffers is not."""
         if layer is None:
             return False
-        held = [*layer.parameters(), *layer.buffers()]
-        frozen = {id(each) in self._frozen for each in held}
-        if len(frozen) > 1:
-            raise Unsupported(f"its {type(layer).__name__} is frozen in part")
+        buffers = [each for each in layer.buffers() if id(each) in self.buffers]
+        frozen = {id(each) in self._frozen for each in (*layer.parameters(), *buffers)}
+        stays = self.names.get(id(layer)) in self._in_evaluation
+        if len(frozen) > 1 or (buffers and {stays} != frozen):
+            raise Unsupported(f"its {type(layer).__name__} is frozen in part, or shares its buffers")
         return frozen == {True}
 
     def add(self, at: Place, other: Place) -> Place:

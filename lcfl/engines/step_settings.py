@@ -1,6 +1,6 @@
 """What the kernels need to know of a module's loss and optimizer."""
 
-from math import inf
+from math import inf, nan
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,8 @@ KIND_OF = {  # see cpp/program.h
     nn.SmoothL1Loss: 5,
 }
 
+LEAST = 1e-30  # threshold; the kernels divide by it in float32
+
 
 def check_loss(loss: nn.Module, spec: SampleSpec) -> None:
     """Checks that the kernels differentiate a loss as its class says.
@@ -49,8 +51,8 @@ def check_loss(loss: nn.Module, spec: SampleSpec) -> None:
             raise Unsupported(f"the label smoothing is {loss.label_smoothing}, not from 0 to 1")
     elif spec.num_classes is not None or spec.target_dtype != torch.float32:
         raise Unsupported("the targets are not numbers in float32")
-    elif not 0 <= _threshold(loss) < inf or (isinstance(loss, nn.HuberLoss) and loss.delta == 0):
-        raise Unsupported(f"the loss is {loss}, whose threshold is not a positive number")
+    elif not (LEAST <= _threshold(loss) < inf or (_threshold(loss) == 0 and not isinstance(loss, nn.HuberLoss))):
+        raise Unsupported(f"the threshold of {loss} is not a number of at least {LEAST}")
     elif isinstance(loss, nn.BCEWithLogitsLoss) and loss.weight is not None:
         raise Unsupported("the loss has other weights than those of positive targets")
 
@@ -98,8 +100,8 @@ def _smoothing(loss: nn.Module) -> float:
 
 def _threshold(loss: nn.Module) -> float:
     """Returns the error from which a loss is linear; 0 for other losses."""
-    threshold: float = getattr(loss, "delta", getattr(loss, "beta", 0.0))
-    return threshold
+    threshold = getattr(loss, "delta", getattr(loss, "beta", 0.0))
+    return threshold if isinstance(threshold, float | int) else nan
 
 
 def _weights(loss: nn.Module) -> Tensor | None:

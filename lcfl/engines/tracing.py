@@ -13,6 +13,7 @@ from lcfl.engines.forward_graph import Unsupported, forward_graph, is_size, size
 from lcfl.engines.kernels import KIND, Op, Value
 from lcfl.engines.layer_rules import add_layer
 from lcfl.engines.operations import Builder, Dropout, Place
+from lcfl.models.frozen import frozen_layers
 from lcfl.models.layout import Layout
 
 __all__ = ["Program", "trace"]
@@ -31,9 +32,7 @@ FUNCTIONS: dict[Any, str] = {
     torch.cat: "concatenate",
 }
 PAIRS = {"add": Builder.add, "iadd": Builder.add, "multiply": Builder.multiply, "imul": Builder.multiply}
-KEPT = [
-    KIND[name] for name in ("relu", "relu6", "leaky_relu", "elu", "tanh", "sigmoid")
-]  # their gradients need their results
+KEPT = [KIND[name] for name in ("relu", "tanh", "sigmoid")]  # torch computes their gradients from their results
 FLATTENED = ({"start_dim": 1}, {"start_dim": 1, "end_dim": -1})
 LAYER_OF: dict[Any, type[nn.Module]] = {  # functions, and names of methods, that have the arguments of a layer
     F.relu: nn.ReLU,
@@ -228,8 +227,18 @@ def trace(network: nn.Module, shape: Sequence[int], layout: Layout | None = None
     """
     if len(shape) not in (1, 2, 3):
         raise Unsupported(f"its inputs have the shape {tuple(shape)}; only [C, H, W], [C, L] and [D] are supported")
+    layout = layout or Layout.from_network(network, None)
+    trained = {name for name, _ in layout.parameters}
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad != (name in trained):
+            raise Unsupported(
+                f"its parameter {name} was {'un' * parameter.requires_grad}frozen after the module was made"
+            )
+    for name in frozen_layers(network):
+        if not isinstance(network.get_submodule(name), (nn.BatchNorm1d, nn.BatchNorm2d)):
+            raise Unsupported(f"its layer {name} is frozen and has buffers, so it stays in evaluation mode")
     graph = forward_graph(network)
-    to = Builder(network, layout or Layout.from_network(network, None), shape)
+    to = Builder(network, layout, shape)
     return _Tracer(network, to).run(graph, is_flat=len(shape) == 1)
 
 

@@ -149,8 +149,10 @@ class Depthwise(nn.Module):
     def forward(self, x):
         x = self.one(x)
         x = F.elu(x + self.two(x), alpha=0.7)
-        x = F.relu6(self.five(self.four(self.three(x))))
-        return self.decision(x.mean((2, 3)))
+        x = self.four(self.three(x))
+        y = F.relu6(self.five(x))
+        y += x  # torch does not need the result of a ReLU6 again
+        return self.decision(y.mean((2, 3)))
 
 
 class Joined(nn.Module):

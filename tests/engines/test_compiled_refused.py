@@ -86,6 +86,26 @@ def test_refuses_modules_whose_step_it_would_replace(made, options, why):
         check(made(), **options)
 
 
+class InEvaluation(FederatedModule):
+    """Keeps its normalisations in evaluation mode, as is usual in Lightning."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.network.embedding.eval()
+        return self
+
+
+class OwnChoice(FederatedModule):
+    def trained_parameters(self):
+        return super().trained_parameters()[:1]
+
+
+@pytest.mark.parametrize(("kind", "name"), [(InEvaluation, "train"), (OwnChoice, "trained_parameters")])
+def test_refuses_other_modes_and_parameters(kind, name):
+    with pytest.raises(Unsupported, match=f"{kind.__name__} defines its own {name}$"):
+        check(module(kind=kind))
+
+
 @pytest.mark.parametrize("hook", ["register_step_pre_hook", "register_step_post_hook"])
 def test_refuses_an_optimizer_with_hooks(hook):
     def hooked(parameters):

@@ -7,11 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from lcfl.engines import CompiledEngine, kernels
+from lcfl.data.spec import SampleSpec
+from lcfl.engines import CompiledEngine
+from lcfl.engines.compiled import check_compiled
 from lcfl.engines.forward_graph import Unsupported
 from lcfl.engines.tracing import trace
+from lcfl.models.module import FederatedModule
 from lcfl.models.pulls import Pulls
-from tests.engines.networks import NETWORKS, SHAPE, Dropping, Frozen, Normal, Tiled
+from tests.engines.networks import NETWORKS, SHAPE, Dropping, Frozen, Inner, Normal, Tiled
 from tests.engines.pairs import near
 from tests.engines.test_compiled import TOLERANCE, batches_of, engines
 
@@ -96,14 +99,52 @@ def test_every_network_with_its_decision_alone():
         torch.testing.assert_close(actual.model, expected.model, **TOLERANCE)
 
 
+class Versioned(Inner):
+    """Its body has a buffer. If it is frozen, the body stays in evaluation mode and drops nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.body.register_buffer("version", torch.ones(1))
+        self.body.append(nn.Dropout(0.5))
+
+
+class Sharing(nn.Module):
+    """Two normalisations with the same statistics, of which only the first is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.decision = nn.BatchNorm1d(7), nn.BatchNorm1d(7, affine=False), nn.Linear(7, 4)
+        self.two.running_mean, self.two.running_var = self.one.running_mean, self.one.running_var
+        self.two.num_batches_tracked = self.one.num_batches_tracked
+
+    def forward(self, x):
+        return self.decision(self.two(self.one(x)))
+
+
+@pytest.mark.parametrize(
+    ("network", "why"),
+    [
+        (Versioned, "its layer body is frozen and has buffers"),
+        (Sharing, "BatchNorm1d is frozen in part, or shares its"),
+    ],
+)
+def test_refuses_layers_whose_mode_a_trace_does_not_show(network, why):
+    made = FederatedModule(network, partial(torch.optim.SGD, lr=0.1), trainable=["decision"])
+    with pytest.raises(Unsupported, match=why):
+        check_compiled(made, SampleSpec((7,), torch.float32, 4))
+
+
+@pytest.mark.parametrize(("trainable", "is_trained"), [(None, False), (["decision"], False), (["decision"], True)])
+def test_refuses_layers_that_are_frozen_or_trained_after_the_module_was_made(trainable, is_trained):
+    """The layouts are those of the module as it was made."""
+    made = FederatedModule(Between, partial(torch.optim.SGD, lr=0.1), trainable=trainable)
+    made.network.hidden.requires_grad_(is_trained)
+    if trainable:
+        made.network.decision.requires_grad_(is_trained)
+    with pytest.raises(Unsupported, match=f"its parameter .* was {'un' * is_trained}frozen after the module was made"):
+        check_compiled(made, SampleSpec(SHAPE, torch.float32, 4))
+
+
 def test_refuses_a_layer_that_is_frozen_in_part():
     with pytest.raises(Unsupported, match="its Linear is frozen in part"):
         trace(Frozen(), (7,))
-
-
-def test_frozen_values_of_another_length_would_be_read_beyond_their_end():
-    """The program refers to all of them, so an engine takes them from the module that was traced."""
-    pair = frozen_engines(Between, ["decision"])
-    program = kernels.OpenProgram(pair[1]._traced.arguments, frozen=pair[1].module.frozen_part())
-    most = max(max(op.weight, op.bias, op.mean, op.var, op.tracked) for op in pair[1]._traced.ops if op.is_frozen)
-    assert most < len(program._frozen)

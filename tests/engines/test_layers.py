@@ -9,7 +9,7 @@ from lcfl.data.datasets import Tensors
 from lcfl.data.partition import IID
 from lcfl.models import SplitNetwork
 from lcfl.models.module import FederatedModule
-from tests.engines.test_compiled import SGD, assert_same_gradient
+from tests.engines.test_compiled import SGD, assert_same_gradient, engines
 from tests.helpers.builders import blobs, loaded, named_engine
 
 
@@ -67,3 +67,15 @@ def test_activations_at_their_corners_and_far_from_them(activation):
     model[:144], model[144:156] = torch.eye(12).flatten(), 0
     expected, actual = (engine.gradient(model, np.arange(20)) for engine in pair)
     torch.testing.assert_close(actual.vector, expected.vector, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", [nn.ELU(), nn.Tanh(), nn.GELU(), nn.SiLU(), nn.Hardswish()], ids=str)
+def test_activations_of_small_numbers_are_exact(activation):
+    """The layer behind them makes them large again."""
+    pair = engines(lambda: SplitNetwork(nn.Sequential(nn.Linear(7, 12), activation), nn.Linear(12, 4)), (7,))
+    model = pair[0].module.initial_model(3)
+    model[: 7 * 12 + 12] *= 1e-4
+    model[7 * 12 + 12 :] *= 1e4
+    inputs, _ = pair[0].samples.batch(np.arange(20), torch.device("cpu"))
+    expected, actual = (engine.scorer(model)(inputs) for engine in pair)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))

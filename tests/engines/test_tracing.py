@@ -178,6 +178,29 @@ class Watching(Plainly):
         return self.decision(x.flatten(1))
 
 
+class Extra(Plainly):
+    """A layer has another parameter, which its forward does not use."""
+
+    def __init__(self):
+        super().__init__()
+        self.one.extra = nn.Parameter(torch.ones(5))
+
+
+class OfOne(Plainly):
+    """A bias of one number, which torch broadcasts."""
+
+    def __init__(self):
+        super().__init__()
+        self.one.bias = nn.Parameter(torch.zeros(1))
+
+
+class Tied(Plainly):
+    def __init__(self):
+        super().__init__()
+        self.one = nn.GroupNorm(3, 3)
+        self.one.bias = self.one.weight
+
+
 class SizeOfBatch(Plainly):
     def forward(self, x):
         return self.decision(self.one(x).view(5, -1))
@@ -294,6 +317,9 @@ class PatchedEnd(Plainly):
         (FixedHead, "its Linear has a weight that is not a parameter"),
         (partial(FixedHead, "bias"), "its Linear has a bias that is not a parameter"),
         (Watching, "computes what its output does not depend on"),
+        (Extra, "Conv2d one with other parameters"),
+        (OfOne, "its Conv2d has a bias of another size"),
+        (Tied, "GroupNorm one with other parameters"),
         (SizeOfBatch, "calls view"),
         (SizeOfTwoBatches, "computes with the size of a batch"),
         (PooledByCode, "calls floordiv"),

@@ -17,7 +17,7 @@ from tests.helpers.builders import Pretrained
 from tests.helpers.checkpoints import replace_part, rewrite
 
 BODY = ("body.0.weight", "body.1.weight", "body.1.running_mean", "middle.0.running_var", "middle.1.bias")
-NETWORK = ["--model.network=tests.helpers.builders.Pretrained", "--trainer.engine=sequential"]
+NETWORK = ["--model.network=tests.helpers.builders.Pretrained", "--trainer.engine=compiled"]
 OPTIONS = [*NETWORK, "--model.trainable=[adapter, decision]"]
 
 

@@ -1,4 +1,5 @@
-// Functions of single numbers, and their derivatives from their results, or from their inputs (GELU, SiLU, hardswish).
+// Functions of single numbers, and their derivatives from their results, or from their inputs (ELU, GELU, SiLU and
+// hardswish).
 
 #pragma once
 
@@ -65,7 +66,10 @@ inline void activate(const Op& op, int64_t size, const Vec* in, Vec* out) {
             for (int64_t i = 0; i < size; ++i) out[i] = Vec{} > in[i] ? op.eps * in[i] : in[i];
             break;
         case ELU:
-            for (int64_t i = 0; i < size; ++i) out[i] = Vec{} > in[i] ? op.eps * (exponential(in[i]) - 1) : in[i];
+            for (int64_t i = 0; i < size; ++i) {
+                const Vec half = tangent(0.5f * in[i]);  // e^x - 1 = 2 t / (1 - t) loses no digits near 0
+                out[i] = Vec{} > in[i] ? op.eps * 2 * half / (1 - half) : in[i];
+            }
             break;
         case TANH:
             for (int64_t i = 0; i < size; ++i) out[i] = tangent(in[i]);
@@ -97,7 +101,8 @@ inline void activate_back(const Op& op, int64_t size, const Vec* in, const Vec* 
             for (int64_t i = 0; i < size; ++i) back[i] = ((Vec{} >= out[i]) | (out[i] >= 6)) ? Vec{} : rise[i];
             break;
         case ELU:
-            for (int64_t i = 0; i < size; ++i) back[i] = Vec{} >= out[i] ? rise[i] * (out[i] + op.eps) : rise[i];
+            for (int64_t i = 0; i < size; ++i)
+                back[i] = Vec{} >= in[i] ? rise[i] * op.eps * exponential(in[i]) : rise[i];
             break;
         case LEAKY_RELU:
             for (int64_t i = 0; i < size; ++i) back[i] = Vec{} >= out[i] ? op.eps * rise[i] : rise[i];

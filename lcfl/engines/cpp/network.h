@@ -37,7 +37,8 @@ class Program {
           value_(num_values),
           slope_(num_values),
           kept_(num_ops),
-          has_slope_(num_values) {
+          has_slope_(num_values),
+          needs_slope_(num_values) {
         for (const Op& op : ops_) {
             const Value &from = values[op.input], &to = values[op.output];
             convolutions_.emplace_back(op.kind == CONV ? new Convolution(op, from, to, bfloat16) : nullptr);
@@ -74,13 +75,13 @@ class Program {
             loss_.differentiate({batch_, shapes_[output_].size(), value(output_), slope(output_)}, targets);
         if (loss == BAD_LABEL) return loss;
         has_slope_[output_] = true;
-        size_t lowest = 0;
-        while (lowest < ops_.size() && !is_trained(ops_[lowest], begin)) ++lowest;
-        for (size_t i = ops_.size(); i-- > lowest;)
-            batch_.V == 1 ? backward<1>(i, model, receiver) : backward<2>(i, model, receiver);
+        mark_needed_slopes(begin);
+        for (size_t i = ops_.size(); i-- > 0;)
+            if (needs_slope_[ops_[i].output])
+                batch_.V == 1 ? backward<1>(i, model, receiver) : backward<2>(i, model, receiver);
         // Pulls concern the parameters that are not trained, too.
-        for (size_t i = 0; i < lowest; ++i) {
-            if (ops_[i].is_frozen) continue;
+        for (size_t i = 0; i < ops_.size(); ++i) {
+            if (needs_slope_[ops_[i].output] || ops_[i].is_frozen) continue;
             if (ops_[i].weight >= 0) receiver.take(ops_[i].weight, num_weights(ops_[i]), nullptr);
             if (ops_[i].bias >= 0) receiver.take(ops_[i].bias, shapes_[ops_[i].output].channels, nullptr);
         }
@@ -104,8 +105,14 @@ class Program {
     }
 
   private:
-    static bool is_trained(const Op& op, int64_t begin) {  // from parameter `begin` on
-        return !op.is_frozen && std::max(op.weight, op.bias) >= begin;
+    // Marks the values behind an operation that has a parameter from `begin` on, and behind such values.
+    void mark_needed_slopes(int64_t begin) {
+        std::fill(needs_slope_.begin(), needs_slope_.end(), false);
+        for (const Op& op : ops_) {
+            const bool is_trained = !op.is_frozen && std::max(op.weight, op.bias) >= begin;
+            if (is_trained || needs_slope_[op.input] || (op.other >= 0 && needs_slope_[op.other]))
+                needs_slope_[op.output] = true;
+        }
     }
 
     int64_t chunk_size(int number) const { return shapes_[number].size() * batch_.V; }
@@ -207,6 +214,7 @@ class Program {
             return settle(op.input, back);
         }
         if (op.kind == CONCATENATE) {
+            if (!needs_slope_[op.input]) return;
             Vec* back = place_for(op.input);
             for (int chunk = 0; chunk < batch_.chunks; ++chunk)
                 std::copy_n(rise + chunk * out_size + int64_t(op.groups) * V, in_size, back + chunk * in_size);
@@ -214,19 +222,25 @@ class Program {
         }
         if (op.kind == MULTIPLY) {
             const int64_t size = shapes_[op.input].size(), gates = shapes_[op.other].size();
-            Vec* back = place_for(op.input);
-            for (int chunk = 0; chunk < batch_.chunks; ++chunk)
-                multiply(size, gates, V, rise + chunk * in_size, value(op.other) + chunk_of(op.other, chunk),
-                         back + chunk * in_size);
-            settle(op.input, back);
-            back = place_for(op.other);
-            for (int chunk = 0; chunk < batch_.chunks; ++chunk)
-                multiply_back(size, gates, V, rise + chunk * in_size, in + chunk * in_size,
-                              back + chunk_of(op.other, chunk));
-            return settle(op.other, back);
+            if (needs_slope_[op.input]) {
+                Vec* back = place_for(op.input);
+                for (int chunk = 0; chunk < batch_.chunks; ++chunk)
+                    multiply(size, gates, V, rise + chunk * in_size, value(op.other) + chunk_of(op.other, chunk),
+                             back + chunk * in_size);
+                settle(op.input, back);
+            }
+            if (needs_slope_[op.other]) {
+                Vec* back = place_for(op.other);
+                for (int chunk = 0; chunk < batch_.chunks; ++chunk)
+                    multiply_back(size, gates, V, rise + chunk * in_size, in + chunk * in_size,
+                                  back + chunk_of(op.other, chunk));
+                settle(op.other, back);
+            }
+            return;
         }
         if (op.kind == ADD) {
             for (int each : {op.input, op.other}) {
+                if (!needs_slope_[each]) continue;
                 Vec* back = place_for(each);
                 std::copy_n(rise, in_size * batch_.chunks, back);
                 settle(each, back);
@@ -245,7 +259,7 @@ class Program {
                 biases[c] = total(sum);
             }
         }
-        if (op.input != input_ || is_norm) {  // a norm's parameters get their gradients there, too
+        if (needs_slope_[op.input] || (is_norm && is_trained)) {  // a norm's parameters get their gradients there, too
             Vec* back = place_for(op.input);
             backward_to<V>(number, model, in, out, rise, back, weights, biases);
             settle(op.input, back);
@@ -341,7 +355,7 @@ class Program {
     MeanLoss loss_;
     float* const frozen_;
     std::vector<Memory> value_, slope_, kept_;
-    std::vector<char> has_slope_, in_bfloat16_;
+    std::vector<char> has_slope_, needs_slope_, in_bfloat16_;
     std::vector<std::unique_ptr<Convolution>> convolutions_;  // null for other operations
     std::vector<std::unique_ptr<Depthwise>> depthwise_;       // null for other operations
     Memory scratch_, sum_, weight_gradient_, bias_gradient_;

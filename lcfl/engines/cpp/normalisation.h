@@ -122,10 +122,11 @@ inline void batch_norm_back(const Op& op, const Value& shape, const Batch& batch
         if (biases) biases[c] = float(plain);
         const float shift = float(plain / count), turn = float(along / count);
         for (int chunk = 0; chunk < batch.chunks; ++chunk)
-            for (int64_t i = 0; i < area; ++i) {
-                const int64_t at = chunk * size + c * area + i;
-                back[at] = (slope[at] - shift - (in[at] - mean) * root * turn) * (root * gamma) *
-                           batch.holds(chunk, int(i % batch.V));
+            for (int v = 0; v < batch.V; ++v) {
+                const Vec holds = batch.holds(chunk, v);
+                for (int64_t i = chunk * size + c * area + v; i < chunk * size + (c + 1) * area; i += batch.V)
+                    back[i] = op.is_frozen ? slope[i] * (root * gamma)
+                                           : (slope[i] - shift - (in[i] - mean) * root * turn) * (root * gamma) * holds;
             }
     }
 }

@@ -145,6 +145,11 @@ class Memory {  // for vectors; it only grows
     int64_t size_ = 0;
 };
 
+template <int... lane>
+Mask numbered(std::integer_sequence<int, lane...>) {
+    return Mask{lane...};
+}
+
 struct Batch {  // the number of samples, and their chunks
     explicit Batch(int64_t number)
         : samples(number), V(number <= LANES ? 1 : 2), chunks(int((number + lanes() - 1) / lanes())) {}
@@ -153,9 +158,7 @@ struct Batch {  // the number of samples, and their chunks
     int in_chunk(int chunk) const { return int(std::min<int64_t>(lanes(), samples - int64_t(chunk) * lanes())); }
 
     Vec holds(int chunk, int v) const {  // 1 in lanes with a sample, 0 in the others
-        Vec result;
-        for (int lane = 0; lane < LANES; ++lane) result[lane] = v * LANES + lane < in_chunk(chunk);
-        return result;
+        return numbered(std::make_integer_sequence<int, LANES>()) < in_chunk(chunk) - v * LANES ? fill(1) : Vec{};
     }
 
     int64_t samples;
