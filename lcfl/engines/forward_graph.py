@@ -17,6 +17,7 @@ __all__ = ["Unsupported", "forward_graph", "is_size", "size_of"]
 
 
 DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d)
+PRODUCTS = (operator.mul, operator.imul)
 
 
 class Unsupported(ValueError):
@@ -109,7 +110,7 @@ def is_size(node: fx.Node) -> bool:
 
     Networks write ``x.view(x.size(0), -1)`` and ``x.view(-1, x.shape[1] * x.shape[2] * x.shape[3])``.
     """
-    if node.target is operator.mul:
+    if node.target in PRODUCTS:
         return all(isinstance(each, int) or (isinstance(each, fx.Node) and is_size(each)) for each in node.args)
     if node.op == "call_function" and node.target is operator.getitem:
         return isinstance(node.args[0], fx.Node) and is_size(node.args[0])
@@ -126,7 +127,7 @@ def size_of(node: fx.Node, shape_of: Callable[[fx.Node], tuple[Any, ...]], sizes
         shape_of: returns the shape of a tensor's node.
         sizes: the values of the nodes before it.
     """
-    if node.target is operator.mul:
+    if node.target in PRODUCTS:
         factors = [sizes[each] if isinstance(each, fx.Node) else each for each in node.args]
         if not all(isinstance(each, int) for each in factors):
             raise Unsupported("its forward pass computes with the size of a batch")

@@ -7,7 +7,7 @@ from torch import nn
 
 from lcfl.engines.forward_graph import Unsupported
 from lcfl.engines.kernels import Value
-from lcfl.engines.operations import Builder, Dropout, Place, shape_of
+from lcfl.engines.operations import Builder, Dropout, Place, has_any_order, shape_of
 
 __all__ = ["add_layer"]
 
@@ -65,7 +65,7 @@ def _dropout(to: Builder, layer: nn.Dropout | nn.Dropout1d | nn.Dropout2d, at: P
     if not (of_channels or at.is_flat or to.is_signal or to.keeps_order):
         return None
     to.dropouts.append(Dropout(layer.p, to.sizes_of(at), of_channels))
-    return to.emit("dropout", at, shape_of(value), layer, groups=len(to.dropouts) - 1)
+    return to.emit("dropout", at, shape_of(value), layer, place=len(to.dropouts) - 1)
 
 
 def _identity(to: Builder, layer: nn.Identity, at: Place, value: Value) -> Place:
@@ -99,6 +99,7 @@ def _adaptive_pool(
     outs = [side if out is None else out for side, out in zip(sides, to.sides(layer.output_size, 1), strict=True)]
     if at.is_flat or (isinstance(layer.output_size, Sequence) and len(layer.output_size) != (1 if to.is_signal else 2)):
         return None
+    to.keeps_order &= not has_any_order(value) or outs == [1, 1]
     is_divided = not any(side % out for side, out in zip(sides, outs, strict=True))
     kernel = (sides[0] // outs[0], sides[1] // outs[1]) if is_divided else (0, 0)
     return to.emit("avg_pool", at, (value.channels, *outs), layer, **_fields(kernel, kernel, (0, 0)))
@@ -220,6 +221,7 @@ def _windows(
     """
     found = []
     for side, size, step, pad in zip((value.height, value.width), kernel, stride, padding, strict=True):
-        count = (side + 2 * pad - size + (step - 1) * with_rest) // step + 1
-        found.append(count - (with_rest and (count - 1) * step >= side + pad))
+        whole, rest = divmod(side + 2 * pad - size, step)
+        has_more = with_rest and rest > 0 and (whole + 1) * step < side + pad
+        found.append(whole + 1 + has_more)
     return found[0], found[1]

@@ -13,7 +13,7 @@ from lcfl.engines.kernels import KIND, Op, Value
 from lcfl.models.frozen import frozen_layers, persistent_buffers
 from lcfl.models.layout import Layout
 
-__all__ = ["Builder", "Dropout", "Place", "shape_of"]
+__all__ = ["Builder", "Dropout", "Place", "has_any_order", "shape_of"]
 
 Shape = tuple[int, int, int]  # channels, height, width
 OVERWRITING = KIND["relu"], KIND["relu6"]  # what can write where it reads
@@ -76,8 +76,8 @@ class Builder:
         used: the ids of the parameters that belong to an operation.
         overwritten: the numbers of the values that a layer changes in place.
         dropouts: the dropouts.
-        keeps_order: whether images that have channels innermost in memory still have them. After a convolution of 1 x 1
-            with one input channel, torch has them outermost.
+        keeps_order: whether images that have channels innermost in memory still have them. torch has them outermost
+            after some layers that read images of one channel or one pixel, whose order is not defined.
         buffers: the offset of each buffer, by id.
         names: the name of each module, by id.
     """
@@ -171,10 +171,11 @@ class Builder:
         shapes = [(value.size, 1, 1) if is_flat else shape_of(value) for value in values]
         if len({(each.is_flat, *shape[1:]) for each, shape in zip(places, shapes, strict=True)}) > 1:
             raise Unsupported("its forward pass concatenates tensors of different shapes")
+        self.keeps_order &= not any(has_any_order(value) for value in values)
         self.values.append(Value(sum(channels for channels, *_ in shapes), *shapes[0][1:]))
         whole, begin = Place(len(self.values) - 1, is_flat), 0
         for each, value in zip(places, values, strict=True):
-            self._write("concatenate", each, whole, groups=begin)
+            self._write("concatenate", each, whole, place=begin)
             begin += value.size
         return whole
 
@@ -213,6 +214,11 @@ class Builder:
 def shape_of(value: Value) -> Shape:
     """Returns the channels, height and width of a value."""
     return value.channels, value.height, value.width
+
+
+def has_any_order(value: Value) -> bool:
+    """Returns whether channels innermost and outermost are the same in memory."""
+    return bool(value.channels == 1 or value.height * value.width == 1)
 
 
 def _offsets(tensors: Iterable[Tensor]) -> dict[int, int]:

@@ -26,12 +26,13 @@ FUNCTIONS: dict[Any, str] = {
     torch.add: "add",
     operator.add: "add",
     operator.iadd: "iadd",
-    torch.mul: "multiply",
-    operator.mul: "multiply",
+    torch.mul: "mul",
+    operator.mul: "mul",
     operator.imul: "imul",
-    torch.cat: "concatenate",
+    torch.cat: "cat",
+    torch.concat: "cat",
 }
-PAIRS = {"add": Builder.add, "iadd": Builder.add, "multiply": Builder.multiply, "imul": Builder.multiply}
+PAIRS = {"add": Builder.add, "iadd": Builder.add, "mul": Builder.multiply, "imul": Builder.multiply}
 KEPT = [KIND[name] for name in ("relu", "tanh", "sigmoid")]  # torch computes their gradients from their results
 FLATTENED = ({"start_dim": 1}, {"start_dim": 1, "end_dim": -1})
 LAYER_OF: dict[Any, type[nn.Module]] = {  # functions, and names of methods, that have the arguments of a layer
@@ -159,16 +160,19 @@ class _Tracer:
             if type(layer) is nn.LogSoftmax and "forward" not in vars(layer):
                 return self.end(node, inputs[0], layer.dim)
             return add_layer(self.to, layer, inputs[0])
+        if node.op == "get_attr":
+            raise Unsupported(f"its forward pass reads {node.target}")
         name = node.target if isinstance(node.target, str) else FUNCTIONS.get(node.target, "")
         args = fx.map_arg(node.args[1:], lambda each: self.sizes.get(each, each))
         options = fx.map_arg(node.kwargs, lambda each: self.sizes.get(each, each))
         options = {key: value for key, value in options.items() if key != "input"}
-        if name in PAIRS and len(inputs) == 2 and len(args) == 1 and not options:
+        pair = [self.places[each] for each in node.args if isinstance(each, fx.Node) and each in self.places]
+        if name in PAIRS and len(pair) == len(node.args) == 2 and not options:
             if name in ("iadd", "imul"):
-                self.to.overwritten.append(inputs[0].number)
-            return PAIRS[name](self.to, *inputs)
-        if name == "concatenate":
-            return self.concatenate(*node.args, **node.kwargs)
+                self.to.overwritten.append(pair[0].number)
+            return PAIRS[name](self.to, *pair)
+        if name == "cat":
+            return self.concatenate({**dict(zip(("tensors", "dim"), node.args, strict=False)), **node.kwargs})
         if name == "flatten" and {**dict(zip(("start_dim", "end_dim"), args, strict=False)), **options} in FLATTENED:
             return Place(inputs[0].number, True)
         size = self.to.values[inputs[0].number].size if inputs else 0
@@ -183,13 +187,14 @@ class _Tracer:
             return add_layer(self.to, _layer_of(kind, args, options), inputs[0])
         raise Unsupported(f"its forward pass calls {getattr(node.target, '__name__', node.target)}")
 
-    def concatenate(self, tensors: Any, dim: Any = 0) -> Place:
+    def concatenate(self, options: dict[str, Any]) -> Place:
         """Adds a concatenation along the channels or features."""
-        places = [self.places.get(each) for each in tensors] if isinstance(tensors, Sequence) else []
-        found = [each for each in places if each is not None]
-        if dim != 1 or not found or len(found) < len(places):
+        tensors = options.get("tensors")
+        found = [self.places.get(each) for each in tensors] if isinstance(tensors, Sequence) else []
+        places = [each for each in found if each is not None]
+        if options.keys() != {"tensors", "dim"} or options["dim"] != 1 or not places or len(places) < len(found):
             raise Unsupported("its forward pass calls cat other than for tensors and dim 1")
-        return self.to.concatenate(found)
+        return self.to.concatenate(places)
 
     def end(self, node: fx.Node, at: Place, dim: Any) -> Place:
         """Ends the network with a log softmax."""

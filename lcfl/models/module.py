@@ -27,7 +27,7 @@ from lcfl.models.construction import checked_network
 from lcfl.models.frozen import frozen_layers, set_trainable
 from lcfl.models.layout import Layout
 from lcfl.models.metrics import CLASS_LOSSES, keep_apart, metric_collection, reads_logits, reported_metric
-from lcfl.models.pretrained import Weights, load_weights
+from lcfl.models.pretrained import Weights, load_entries, load_weights
 from lcfl.models.pulls import NO_PULLS, Pulls
 from lcfl.models.split_network import NetworkFactory
 from lcfl.models.unkept_buffers import renew, unkept_buffers
@@ -359,7 +359,7 @@ class FederatedModule(pl.LightningModule):
         with rng.seeded(seed, "init", number):
             network = self.make_network()
         if self._given is not None:
-            network.load_state_dict(self._given, strict=False)
+            load_entries(network, self._given)
         return network
 
     def _trainer_step(self, stage: str, batch: Batch) -> None:

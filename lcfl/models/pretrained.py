@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lcfl.models.patterns import covers, layer_of
 
-__all__ = ["Weights", "load_weights"]
+__all__ = ["Weights", "load_entries", "load_weights"]
 
 if TYPE_CHECKING:
     Weights = str | Path | Mapping[str, Tensor]
@@ -63,8 +63,15 @@ def load_weights(network: nn.Module, weights: Weights, but: Sequence[str] | None
         )
     given, expected = _but(given, but), _but(expected, but)
     _check_fit(given, expected, f"model.init_from: {source} does not fit the network {type(network).__name__}")
-    network.load_state_dict(given, strict=False)
+    load_entries(network, given)
     return given
+
+
+def load_entries(network: nn.Module, entries: Mapping[str, Tensor]) -> None:
+    """Sets some entries of a network's state. Some networks refuse a state that lacks the others, or its version."""
+    state = network.state_dict()
+    state.update(entries)
+    network.load_state_dict(state)
 
 
 def _but(entries: Mapping[str, Tensor], patterns: Sequence[str]) -> dict[str, Tensor]:

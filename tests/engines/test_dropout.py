@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engines.networks import SHAPE, Dropping, DroppingByFunctions, DroppingImage, DroppingJoined, DroppingSignal
+from lcfl.engines.forward_graph import Unsupported
+from lcfl.engines.tracing import trace
+from tests.engines.dropping_networks import (
+    Dropping,
+    DroppingAnyOrder,
+    DroppingByFunctions,
+    DroppingImage,
+    DroppingJoined,
+    DroppingSignal,
+)
+from tests.engines.networks import SHAPE
 from tests.engines.test_compiled import TOLERANCE, batches_of, engines
 
 
@@ -35,6 +45,12 @@ def test_dropout_draws_the_masks_that_torch_draws(network, shape, size):
     inputs, _ = pair[0].samples.batch(np.arange(9), torch.device("cpu"))
     scores = [engine.scorer(model)(inputs) for engine in pair]
     torch.testing.assert_close(*scores, **TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ["input", "gate", "pooled"])
+def test_refuses_dropout_of_values_that_torch_orders_in_another_way(kind):
+    with pytest.raises(Unsupported, match="Dropout drop with unusual settings"):
+        trace(DroppingAnyOrder(kind), (1, 12, 12))
 
 
 @pytest.mark.parametrize("network", [partial(DroppingImage, 2), partial(DroppingImage, 8), DroppingJoined])

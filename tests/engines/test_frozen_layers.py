@@ -14,7 +14,8 @@ from lcfl.engines.forward_graph import Unsupported
 from lcfl.engines.tracing import trace
 from lcfl.models.module import FederatedModule
 from lcfl.models.pulls import Pulls
-from tests.engines.networks import NETWORKS, SHAPE, Dropping, Frozen, Inner, Normal, Tiled
+from tests.engines.dropping_networks import Dropping
+from tests.engines.networks import NETWORKS, SHAPE, Frozen, Inner, Normal, Tiled
 from tests.engines.pairs import near
 from tests.engines.test_compiled import TOLERANCE, batches_of, engines
 

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from lcfl.data.datasets import Tensors
 from lcfl.data.partition import IID
 from lcfl.models import SplitNetwork
 from lcfl.models.module import FederatedModule
-from tests.engines.test_compiled import SGD, assert_same_gradient, engines
+from tests.engines.test_compiled import SGD, assert_same_gradient, batches_of, engines
 from tests.helpers.builders import blobs, loaded, named_engine
 
 
@@ -56,17 +57,56 @@ ACTIVATIONS = (
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
 def test_activations_at_their_corners_and_far_from_them(activation):
-    corners = torch.tensor([-1e4, -30, -3, -0.1, -1e-5, 0, 1e-5, 2.9, 3, 6, 7, 1e4])
+    corners = torch.tensor([-1e4, -30, -3, -0.1, -1e-5, 0, 1e-5, 2.9, 2.9999998, 3, 6, 7, 1e4])
 
     def network():
-        return SplitNetwork(nn.Sequential(nn.Linear(12, 12), activation), nn.Linear(12, 4))
+        return SplitNetwork(nn.Sequential(nn.Linear(13, 13), activation), nn.Linear(13, 4))
 
     data = loaded(blobs(2, dataset=Tensors((corners.repeat(40, 1), torch.arange(40) % 4)), partition=IID()))
     pair = [named_engine(name, FederatedModule(network, SGD), data) for name in ("sequential", "compiled")]
     model = pair[0].module.initial_model(3)
-    model[:144], model[144:156] = torch.eye(12).flatten(), 0
+    model[:169], model[169:182] = torch.eye(13).flatten(), 0
     expected, actual = (engine.gradient(model, np.arange(20)) for engine in pair)
     torch.testing.assert_close(actual.vector, expected.vector, rtol=2e-5, atol=1e-6)
+
+
+class Growing(nn.Module):
+    """Squares values that are far from 0 before they are normalised."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms, self.decision = nn.ModuleList([nn.BatchNorm1d(8) for _ in range(5)]), nn.Linear(8, 4)
+
+    def forward(self, x):
+        for norm in self.norms:
+            x = norm(x)
+            x = x * F.hardswish(x)
+        return self.decision(x)
+
+
+@pytest.mark.parametrize("trainable", [None, ["decision"]])
+def test_values_stay_finite_in_lanes_without_a_sample(trainable):
+    """These would begin with (0 - mean) / deviation, where the deviation of the first feature is next to nothing."""
+    inputs = torch.randn(160, 8, generator=torch.Generator().manual_seed(0)) + 10
+    inputs[:, 0] = -1000
+    data = loaded(blobs(2, dataset=Tensors((inputs, torch.arange(160) % 4)), partition=IID()))
+    options = {"trainable": trainable, "cut": "decision"}
+    pair = [named_engine(name, FederatedModule(Growing, SGD, **options), data) for name in ("sequential", "compiled")]
+    model, (batch,) = pair[0].module.initial_model(3), batches_of(5)
+    expected, actual = (engine.gradient(model, batch) for engine in pair)
+    assert expected.vector.isfinite().all()
+    torch.testing.assert_close(
+        actual.vector, expected.vector, rtol=1e-3, atol=1e-3 * float(expected.vector.abs().max())
+    )
+
+
+def test_windows_over_long_signals():
+    """Here, the number of a window times the length of the signal is beyond 2^31."""
+    network = lambda: nn.Sequential(nn.AdaptiveAvgPool1d(25_000), nn.Flatten(), nn.Linear(25_000, 4))  # noqa: E731
+    pair = engines(network, (1, 96_001), number=10, cut=None)
+    model, batch = pair[0].module.initial_model(3), np.arange(3)
+    expected, actual = (engine.gradient(model, batch).vector for engine in pair)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("activation", [nn.ELU(), nn.Tanh(), nn.GELU(), nn.SiLU(), nn.Hardswish()], ids=str)

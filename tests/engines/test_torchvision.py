@@ -10,6 +10,7 @@ from torchvision import models
 from lcfl.engines import CompiledEngine
 from lcfl.engines.forward_graph import Unsupported
 from lcfl.engines.tracing import trace
+from lcfl.models.module import FederatedModule
 from tests.engines.test_compiled import batches_of, engines
 
 
@@ -49,3 +50,11 @@ def test_scores_and_gradient(make, options, error):
 def test_refuses_other_networks(make, why):
     with pytest.raises(Unsupported, match=why):
         trace(make(num_classes=4), (3, 64, 64))
+
+
+def test_a_network_that_refuses_a_state_without_its_version_can_start_from_weights():
+    make = partial(models.mnasnet0_5, num_classes=4)
+    weights = make().state_dict()
+    module = FederatedModule(make, partial(torch.optim.SGD, lr=0.1), cut=None, init_from=dict(weights))
+    first = weights["layers.0.weight"].flatten()
+    assert torch.equal(module.initial_model(0)[: len(first)], first)

@@ -1,5 +1,5 @@
 // Functions of single numbers, and their derivatives from their results, or from their inputs (ELU, GELU, SiLU and
-// hardswish).
+// those that begin with "hard").
 
 #pragma once
 
@@ -114,7 +114,7 @@ inline void activate_back(const Op& op, int64_t size, const Vec* in, const Vec* 
             for (int64_t i = 0; i < size; ++i) back[i] = rise[i] * out[i] * (1 - out[i]);
             break;
         case HARDSIGMOID:
-            for (int64_t i = 0; i < size; ++i) back[i] = ((Vec{} >= out[i]) | (out[i] >= 1)) ? Vec{} : rise[i] / 6;
+            for (int64_t i = 0; i < size; ++i) back[i] = ((in[i] > -3) & (in[i] < 3)) ? rise[i] / 6 : Vec{};
             break;
         case HARDSWISH:
             for (int64_t i = 0; i < size; ++i) {

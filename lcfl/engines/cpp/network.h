@@ -176,7 +176,7 @@ class Program {
                              out);
                     break;
                 case CONCATENATE:
-                    std::copy_n(in, in_size, out + int64_t(op.groups) * V);
+                    std::copy_n(in, in_size, out + int64_t(op.place) * V);
                     break;
                 case ADD: {
                     const Vec* other = value(op.other) + chunk * in_size;
@@ -191,7 +191,7 @@ class Program {
         const int64_t size = shapes_[op.input].size();
         Vec* mask = kept_[number].of(chunk_size(op.input) * batch_.chunks);
         for (int chunk = 0; chunk < batch_.chunks; ++chunk)
-            to_innermost(masks_[op.groups] + chunk * batch_.lanes() * size, size, batch_.V, batch_.in_chunk(chunk),
+            to_innermost(masks_[op.place] + chunk * batch_.lanes() * size, size, batch_.V, batch_.in_chunk(chunk),
                          mask + chunk * chunk_size(op.input));
     }
 
@@ -217,7 +217,7 @@ class Program {
             if (!needs_slope_[op.input]) return;
             Vec* back = place_for(op.input);
             for (int chunk = 0; chunk < batch_.chunks; ++chunk)
-                std::copy_n(rise + chunk * out_size + int64_t(op.groups) * V, in_size, back + chunk * in_size);
+                std::copy_n(rise + chunk * out_size + int64_t(op.place) * V, in_size, back + chunk * in_size);
             return settle(op.input, back);
         }
         if (op.kind == MULTIPLY) {

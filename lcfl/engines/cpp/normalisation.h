@@ -81,7 +81,7 @@ double sum_over(const Batch& batch, const Vec* channel, int64_t size, int64_t ar
 }
 
 // Normalises by the statistics of the batch in training, which also update those in `buffers`, and by the latter in
-// evaluation.
+// evaluation. Writes zeros in lanes without a sample, where a mean far from 0 could grow from layer to layer.
 inline void batch_norm(const Op& op, const Value& shape, const Batch& batch, const float* model, float* buffers,
                        bool training, const Vec* in, Vec* out, float* stats) {
     const int64_t area = int64_t(shape.height) * shape.width * batch.V, size = shape.size() * batch.V;
@@ -98,8 +98,11 @@ inline void batch_norm(const Op& op, const Value& shape, const Batch& batch, con
         stats[2 * c] = float(mean), stats[2 * c + 1] = float(1 / std::sqrt(var + op.eps));
         const float gamma = op.weight < 0 ? 1 : model[op.weight + c], beta = op.bias < 0 ? 0 : model[op.bias + c];
         for (int chunk = 0; chunk < batch.chunks; ++chunk)
-            for (int64_t i = chunk * size + c * area; i < chunk * size + (c + 1) * area; ++i)
-                out[i] = (in[i] - stats[2 * c]) * (stats[2 * c + 1] * gamma) + beta;
+            for (int v = 0; v < batch.V; ++v) {
+                const Mask is_sample = batch.holds(chunk, v) > 0;
+                for (int64_t i = chunk * size + c * area + v; i < chunk * size + (c + 1) * area; i += batch.V)
+                    out[i] = is_sample ? (in[i] - stats[2 * c]) * (stats[2 * c + 1] * gamma) + beta : Vec{};
+            }
     }
     if (training) buffers[op.tracked] += 1;
 }

@@ -20,7 +20,7 @@ inline bool are_split(const Op& op, const Value& in) {
 // Returns the pixels of window number t in one dimension. Windows without a size cover an equal share of the image, and
 // overlap if the image is not a multiple of them.
 inline Span covered(int kernel, int stride, int padding, int in, int out, int t) {
-    if (kernel == 0) return {t * in / out, ((t + 1) * in + out - 1) / out};
+    if (kernel == 0) return {int(int64_t(t) * in / out), int((int64_t(t + 1) * in + out - 1) / out)};
     const int begin = t * stride - padding;
     return {std::max(begin, 0), std::min(begin + kernel, in)};
 }

@@ -43,7 +43,8 @@ struct Op {
     int32_t kind, input, other, output;  // numbers of values; `other` is the second input of ADD and MULTIPLY
     int32_t kernel_h, kernel_w;          // 0 for the windows of an AVG_POOL that adapts them to its output
     int32_t stride_h, stride_w, padding_h, padding_w;
-    int32_t groups;              // of GROUP_NORM; the number of the mask of DROPOUT; where CONCATENATE writes
+    int32_t groups;              // of GROUP_NORM
+    int32_t place;               // of a DROPOUT among the masks; of what CONCATENATE writes in its output
     int32_t is_frozen;           // its parameters and statistics are in the frozen vector, and it does not change them
     float eps, momentum;         // eps is also the slope of LEAKY_RELU below 0, and -1 times the limit of ELU
     int64_t weight, bias;        // offsets in the model or the frozen vector; -1 if there is none

@@ -1,0 +1,99 @@
+"""Networks with dropout."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lcfl.models import SplitNetwork
+
+
+class Dropping(SplitNetwork):
+    """Dropout of different probabilities between fully connected layers, one of them in place."""
+
+    def __init__(self):
+        embedding = nn.Sequential(
+            nn.Conv2d(3, 4, 3),
+            nn.Dropout(0),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Dropout(0.2),
+            nn.Linear(4 * 9 * 7, 21),
+            nn.Dropout(0.5, inplace=True),
+            nn.ReLU(),
+        )
+        super().__init__(embedding, nn.Linear(21, 4))
+
+
+class DroppingSignal(SplitNetwork):
+    """Dropout of a signal, and of whole channels."""
+
+    def __init__(self):
+        embedding = nn.Sequential(nn.Conv1d(3, 5, 2), nn.Dropout(0.4), nn.ReLU(), nn.Dropout1d(0.3), nn.Flatten())
+        super().__init__(embedding, nn.Linear(40, 4))
+
+
+class DroppingImage(SplitNetwork):
+    """Dropout of an image, and of whole channels. With four channels or more, torch has them innermost."""
+
+    def __init__(self, channels):
+        embedding = nn.Sequential(
+            nn.Conv2d(3, channels, 3),
+            nn.Dropout(0.2),
+            nn.Conv2d(channels, 6, 3, padding=1),
+            nn.MaxPool2d(2),
+            nn.Dropout2d(0.4, inplace=True),
+            nn.ReLU(),
+            nn.Dropout(0.1),
+            nn.Flatten(),
+        )
+        super().__init__(embedding, nn.Linear(72, 4))
+
+
+class DroppingJoined(nn.Module):
+    """Dropout after a concatenation and after gates."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.gate = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(16, 16, 1), nn.Sigmoid())
+        self.drop = nn.Dropout(0.2)
+        self.three, self.decision = nn.Conv2d(16, 6, 3), nn.Linear(6, 4)
+
+    def forward(self, x):
+        x = self.one(x)
+        x = self.drop(torch.cat([x, self.two(x)], 1))
+        x = self.drop(self.gate(x) * x)
+        return self.decision(self.three(x).mean((2, 3)))
+
+
+class DroppingAnyOrder(nn.Module):
+    """Dropout of values that torch has with channels outermost, because their order was not defined before."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.drop = kind, nn.Dropout(0.5)
+        self.one, self.two = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.gate, self.decision = nn.Conv2d(8, 1, 1), nn.Linear(8 if kind == "pooled" else 9, 4)
+
+    def forward(self, x):
+        y = self.two(self.one(x))
+        if self.kind == "input":
+            y = torch.cat([x, y], 1)
+        elif self.kind == "gate":
+            y = torch.cat([torch.sigmoid(self.gate(y)), y], 1)
+        else:
+            y = F.adaptive_avg_pool2d(F.relu(F.adaptive_avg_pool2d(y, 1)), 6)
+        return self.decision(self.drop(y).mean((2, 3)))
+
+
+class DroppingByFunctions(nn.Module):
+    """Functions that drop in training alone, and a log softmax."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.decision = nn.Conv2d(3, 5, 3), nn.Conv2d(5, 6, 3), nn.Linear(210, 4)
+
+    def forward(self, x):
+        x = F.relu(F.dropout2d(self.one(x), training=self.training))
+        x = F.dropout(self.two(x), 0.3, self.training).flatten(1)
+        return F.log_softmax(self.decision(F.dropout(F.relu(x), p=0.1, training=self.training)), dim=1)
