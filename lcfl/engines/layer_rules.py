@@ -46,9 +46,7 @@ def _leaky_relu(to: Builder, layer: nn.LeakyReLU, at: Place, value: Value) -> Pl
     return to.emit("leaky_relu", at, shape_of(value), layer, eps=layer.negative_slope)
 
 
-def _elu(to: Builder, layer: nn.ELU, at: Place, value: Value) -> Place | None:
-    if layer.alpha <= 0:  # the sign of an output would not be that of the input
-        return None
+def _elu(to: Builder, layer: nn.ELU, at: Place, value: Value) -> Place:
     return to.emit("elu", at, shape_of(value), layer, eps=layer.alpha)
 
 

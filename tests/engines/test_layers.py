@@ -48,6 +48,7 @@ ACTIVATIONS = (
     nn.ReLU6(),
     nn.LeakyReLU(0.3),
     nn.ELU(0.6),
+    nn.ELU(-0.6),
     nn.Hardsigmoid(),
     nn.Hardswish(),
     nn.Tanh(),

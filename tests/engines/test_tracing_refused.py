@@ -265,7 +265,6 @@ class PatchedEnd(Plainly):
         (layers(nn.LeakyReLU(-0.1)), "LeakyReLU embedding.0 with unusual settings"),
         (layers(nn.Conv1d(3, 3, 1)), "the layer Conv1d embedding.0"),
         (layers(nn.GELU("tanh")), "GELU embedding.0 with unusual settings"),
-        (layers(nn.ELU(0.0)), "ELU embedding.0 with unusual settings"),
         (layers(nn.CELU()), "the layer CELU embedding.0"),
         (layers(nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular")), "with unusual settings"),
         (layers(nn.MaxPool2d(1, 1, dilation=2)), "with unusual settings"),
