@@ -215,7 +215,7 @@ def _windows(
 ) -> tuple[int, int]:
     """Returns the number of positions of a window in height and width.
 
-    With `with_rest`, a last window may reach beyond the image and its padding if it does not begin there.
+    With `with_rest`, a last window may reach beyond the padding if it begins before the end of the image.
     """
     found = []
     for side, size, step, pad in zip((value.height, value.width), kernel, stride, padding, strict=True):

@@ -79,7 +79,7 @@ class Program {
         for (size_t i = ops_.size(); i-- > 0;)
             if (needs_slope_[ops_[i].output])
                 batch_.V == 1 ? backward<1>(i, model, receiver) : backward<2>(i, model, receiver);
-        // Pulls concern the parameters that are not trained, too.
+        // Pulls also concern parameters that get no gradient, but not frozen ones.
         for (size_t i = 0; i < ops_.size(); ++i) {
             if (needs_slope_[ops_[i].output] || ops_[i].is_frozen) continue;
             if (ops_[i].weight >= 0) receiver.take(ops_[i].weight, num_weights(ops_[i]), nullptr);
@@ -105,7 +105,8 @@ class Program {
     }
 
   private:
-    // Marks the values behind an operation that has a parameter from `begin` on, and behind such values.
+    // Marks the outputs of operations with a parameter from `begin` on that is not frozen, and all values computed from
+    // them.
     void mark_needed_slopes(int64_t begin) {
         std::fill(needs_slope_.begin(), needs_slope_.end(), false);
         for (const Op& op : ops_) {

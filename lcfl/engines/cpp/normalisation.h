@@ -81,7 +81,8 @@ double sum_over(const Batch& batch, const Vec* channel, int64_t size, int64_t ar
 }
 
 // Normalises by the statistics of the batch in training, which also update those in `buffers`, and by the latter in
-// evaluation. Writes zeros in lanes without a sample, where a mean far from 0 could grow from layer to layer.
+// evaluation. Writes zeros in lanes without a sample, where values could grow from layer to layer if a
+// mean is far from 0.
 inline void batch_norm(const Op& op, const Value& shape, const Batch& batch, const float* model, float* buffers,
                        bool training, const Vec* in, Vec* out, float* stats) {
     const int64_t area = int64_t(shape.height) * shape.width * batch.V, size = shape.size() * batch.V;
@@ -113,7 +114,7 @@ inline void batch_norm_back(const Op& op, const Value& shape, const Batch& batch
     const double count = double(batch.samples) * shape.height * shape.width;
     for (int c = 0; c < shape.channels; ++c) {
         const float mean = stats[2 * c], root = stats[2 * c + 1], gamma = op.weight < 0 ? 1 : model[op.weight + c];
-        double plain = 0, along = 0;  // fixed statistics do not depend on the input
+        double plain = 0, along = 0;  // stay 0 if frozen: its statistics do not depend on the input
         if (!op.is_frozen) plain = sum_over(batch, slope + c * area, size, area, [](Vec g) { return g; });
         for (int chunk = 0; chunk < batch.chunks && !op.is_frozen; ++chunk) {
             Vec sum = {};

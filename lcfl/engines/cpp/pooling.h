@@ -17,8 +17,8 @@ inline bool are_split(const Op& op, const Value& in) {
            in.height % op.kernel_h == 0 && in.width % op.kernel_w == 0;
 }
 
-// Returns the pixels of window number t in one dimension. Windows without a size cover an equal share of the image, and
-// overlap if the image is not a multiple of them.
+// Returns the pixels of window number t in one dimension. Windows without a size share the image equally, and overlap
+// if its side is not a multiple of their number.
 inline Span covered(int kernel, int stride, int padding, int in, int out, int t) {
     if (kernel == 0) return {int(int64_t(t) * in / out), int((int64_t(t + 1) * in + out - 1) / out)};
     const int begin = t * stride - padding;

@@ -46,7 +46,7 @@ struct Op {
     int32_t groups;              // of GROUP_NORM
     int32_t place;               // of a DROPOUT among the masks; of what CONCATENATE writes in its output
     int32_t is_frozen;           // its parameters and statistics are in the frozen vector, and it does not change them
-    float eps, momentum;         // eps is also the slope of LEAKY_RELU below 0, and -1 times the limit of ELU
+    float eps, momentum;         // eps is also the slope of LEAKY_RELU below 0, and the alpha of ELU
     int64_t weight, bias;        // offsets in the model or the frozen vector; -1 if there is none
     int64_t mean, var, tracked;  // BATCH_NORM: offsets of its statistics in the buffers or the frozen vector
 };
