@@ -71,7 +71,7 @@ def load_entries(network: nn.Module, entries: Mapping[str, Tensor]) -> None:
     """Sets some entries of a network's state. Some networks refuse a state that lacks the others, or its version."""
     state = network.state_dict()
     state.update(entries)
-    network.load_state_dict(state)
+    network.load_state_dict(state, strict=False)
 
 
 def _but(entries: Mapping[str, Tensor], patterns: Sequence[str]) -> dict[str, Tensor]:
