@@ -103,7 +103,10 @@ def test_values_stay_finite_in_lanes_without_a_sample(trainable):
 
 def test_windows_over_long_signals():
     """Here, the number of a window times the length of the signal is beyond 2^31."""
-    network = lambda: nn.Sequential(nn.AdaptiveAvgPool1d(25_000), nn.Flatten(), nn.Linear(25_000, 4))  # noqa: E731
+
+    def network():
+        return nn.Sequential(nn.AdaptiveAvgPool1d(25_000), nn.Flatten(), nn.Linear(25_000, 4))
+
     pair = engines(network, (1, 96_001), number=10, cut=None)
     model, batch = pair[0].module.initial_model(3), np.arange(3)
     expected, actual = (engine.gradient(model, batch).vector for engine in pair)

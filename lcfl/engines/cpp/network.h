@@ -117,7 +117,6 @@ class Program {
     }
 
     int64_t chunk_size(int number) const { return shapes_[number].size() * batch_.V; }
-    int64_t chunk_of(int number, int chunk) const { return chunk * chunk_size(number); }
     Vec* value(int number) { return value_[number].of(chunk_size(number) * batch_.chunks); }
     Vec* slope(int number) { return slope_[number].of(chunk_size(number) * batch_.chunks); }
 
@@ -173,8 +172,8 @@ class Program {
                                    int64_t(chunk) * op.groups * 2 * V);
                     break;
                 case MULTIPLY:
-                    multiply(from.size(), shapes_[op.other].size(), V, in, value(op.other) + chunk_of(op.other, chunk),
-                             out);
+                    multiply(from.size(), shapes_[op.other].size(), V, in,
+                             value(op.other) + chunk * chunk_size(op.other), out);
                     break;
                 case CONCATENATE:
                     std::copy_n(in, in_size, out + int64_t(op.place) * V);
@@ -222,11 +221,11 @@ class Program {
             return settle(op.input, back);
         }
         if (op.kind == MULTIPLY) {
-            const int64_t size = shapes_[op.input].size(), gates = shapes_[op.other].size();
+            const int64_t size = shapes_[op.input].size(), gates = shapes_[op.other].size(), gates_size = gates * V;
             if (needs_slope_[op.input]) {
                 Vec* back = place_for(op.input);
                 for (int chunk = 0; chunk < batch_.chunks; ++chunk)
-                    multiply(size, gates, V, rise + chunk * in_size, value(op.other) + chunk_of(op.other, chunk),
+                    multiply(size, gates, V, rise + chunk * in_size, value(op.other) + chunk * gates_size,
                              back + chunk * in_size);
                 settle(op.input, back);
             }
@@ -234,7 +233,7 @@ class Program {
                 Vec* back = place_for(op.other);
                 for (int chunk = 0; chunk < batch_.chunks; ++chunk)
                     multiply_back(size, gates, V, rise + chunk * in_size, in + chunk * in_size,
-                                  back + chunk_of(op.other, chunk));
+                                  back + chunk * gates_size);
                 settle(op.other, back);
             }
             return;

@@ -115,12 +115,14 @@ inline void batch_norm_back(const Op& op, const Value& shape, const Batch& batch
     for (int c = 0; c < shape.channels; ++c) {
         const float mean = stats[2 * c], root = stats[2 * c + 1], gamma = op.weight < 0 ? 1 : model[op.weight + c];
         double plain = 0, along = 0;  // stay 0 if frozen: its statistics do not depend on the input
-        if (!op.is_frozen) plain = sum_over(batch, slope + c * area, size, area, [](Vec g) { return g; });
-        for (int chunk = 0; chunk < batch.chunks && !op.is_frozen; ++chunk) {
-            Vec sum = {};
-            for (int64_t i = chunk * size + c * area; i < chunk * size + (c + 1) * area; ++i)
-                sum += slope[i] * (in[i] - mean) * root;
-            along += total(sum);
+        if (!op.is_frozen) {
+            plain = sum_over(batch, slope + c * area, size, area, [](Vec g) { return g; });
+            for (int chunk = 0; chunk < batch.chunks; ++chunk) {
+                Vec sum = {};
+                for (int64_t i = chunk * size + c * area; i < chunk * size + (c + 1) * area; ++i)
+                    sum += slope[i] * (in[i] - mean) * root;
+                along += total(sum);
+            }
         }
         if (weights) weights[c] = float(along);
         if (biases) biases[c] = float(plain);
