@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from lightning.fabric import Fabric
 from torch import Tensor, nn
-from torchvision.models import densenet121, mobilenet_v2, mobilenet_v3_small, resnet18
+from torchvision.models import get_model
 
 from lcfl import FederatedModule
 from lcfl import models as networks
@@ -104,6 +104,16 @@ class Dropping(nn.Module):
         return F.log_softmax(self.decision(value), dim=1)
 
 
+OF_TORCHVISION = {  # name: where it is cut
+    "resnet18": "fc",
+    "resnext50_32x4d": "fc",
+    "regnet_y_400mf": "fc",
+    "shufflenet_v2_x1_0": "fc",
+    "mobilenet_v2": "classifier",
+    "mobilenet_v3_small": "classifier",
+    "efficientnet_b0": "classifier",
+    "densenet121": "classifier",
+}
 # name: the network, where it is cut, and the shape of one sample
 IMAGES, DIGITS, SENSORS, GREY, CHARACTERS, TOKENS = (3, 32, 32), (1, 28, 28), (9, 128), (784,), (80,), (32,)
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], str | None, tuple[int, ...]]] = {
@@ -111,10 +121,10 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], str | None, tuple[int, ...]]]
     "CNN": (networks.CNN, None, IMAGES),
     "ResNet9": (networks.ResNet9, None, IMAGES),
     "VGG16": (networks.VGG16, None, IMAGES),
-    "resnet18 of torchvision": (partial(resnet18, num_classes=10), "fc", IMAGES),
-    "mobilenet_v2 of torchvision": (partial(mobilenet_v2, num_classes=10), "classifier", IMAGES),
-    "mobilenet_v3_small of torchvision": (partial(mobilenet_v3_small, num_classes=10), "classifier", IMAGES),
-    "densenet121 of torchvision": (partial(densenet121, num_classes=10), "classifier", IMAGES),
+    **{
+        f"{name} of torchvision": (partial(get_model, name, weights=None, num_classes=10), head, IMAGES)
+        for name, head in OF_TORCHVISION.items()
+    },
     "strides, 3 x 3": (partial(Strided, 3, False), None, IMAGES),
     "strides, 4 x 4": (partial(Strided, 4, True), None, IMAGES),
     "signals": (Signals, None, SENSORS),

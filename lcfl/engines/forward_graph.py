@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,14 +9,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
+from torchvision.ops import stochastic_depth  # type: ignore[import-untyped,unused-ignore]
 
 from lcfl.models.hooks import has_hooks, has_parameter_hooks
 
 __all__ = ["Unsupported", "forward_graph", "is_size", "size_of"]
 
 
-DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d)
-PRODUCTS = (operator.mul, operator.imul)
+DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, stochastic_depth)
+OF_SIZES: dict[Any, Callable[[int, int], int]] = {  # what networks compute with sizes
+    operator.mul: operator.mul,
+    operator.imul: operator.mul,
+    operator.floordiv: operator.floordiv,
+}
 
 
 class Unsupported(ValueError):
@@ -99,18 +103,27 @@ class _Recorded(fx.Proxy):
     """What stands for a tensor. Its ``x += y`` is recorded as such, because other names of x then hold the sum, too."""
 
     def __iadd__(self, other: Any) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", operator.iadd, (self, other), {})
+        return self._in_place(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.isub, other)
 
     def __imul__(self, other: Any) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", operator.imul, (self, other), {})
+        return self._in_place(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> fx.Proxy:
+        return self._in_place(operator.itruediv, other)
+
+    def _in_place(self, function: Callable[..., Any], other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
 
 
 def is_size(node: fx.Node) -> bool:
-    """Returns whether a node is ``x.size(0)``, ``x.shape``, ``x.shape[0]`` or a product of such numbers.
+    """Returns whether a node is ``x.size(0)``, ``x.shape``, ``x.shape[0]``, or computed from such numbers.
 
     Networks write ``x.view(x.size(0), -1)`` and ``x.view(-1, x.shape[1] * x.shape[2] * x.shape[3])``.
     """
-    if node.target in PRODUCTS:
+    if node.target in OF_SIZES:
         return all(isinstance(each, int) or (isinstance(each, fx.Node) and is_size(each)) for each in node.args)
     if node.op == "call_function" and node.target is operator.getitem:
         return isinstance(node.args[0], fx.Node) and is_size(node.args[0])
@@ -127,11 +140,11 @@ def size_of(node: fx.Node, shape_of: Callable[[fx.Node], tuple[Any, ...]], sizes
         shape_of: returns the shape of a tensor's node.
         sizes: the values of the nodes before it.
     """
-    if node.target in PRODUCTS:
-        factors = [sizes[each] if isinstance(each, fx.Node) else each for each in node.args]
-        if not all(isinstance(each, int) for each in factors):
+    if node.target in OF_SIZES:
+        one, other = (sizes[each] if isinstance(each, fx.Node) else each for each in node.args)
+        if not (isinstance(one, int) and isinstance(other, int)):
             raise Unsupported("its forward pass computes with the size of a batch")
-        return math.prod(factors)
+        return OF_SIZES[node.target](one, other)
     of = node.args[0]
     index: list[Any] = [*node.args[1:], *node.kwargs.values()]
     assert isinstance(of, fx.Node), "only a node has a size"

@@ -39,9 +39,23 @@ _LAYERS = (
     "add",
     "multiply",
     "concatenate",
+    "part",
+    "shuffle",
     "dropout",
 )
-_ACTIVATIONS = ("relu", "relu6", "leaky_relu", "elu", "tanh", "sigmoid", "hardsigmoid", "gelu", "silu", "hardswish")
+_ACTIVATIONS = (
+    "relu",
+    "relu6",
+    "leaky_relu",
+    "elu",
+    "tanh",
+    "sigmoid",
+    "hardsigmoid",
+    "gelu",
+    "silu",
+    "hardswish",
+    "affine",
+)
 KIND = {name: number for number, name in enumerate((*_LAYERS, *_ACTIVATIONS))}
 
 

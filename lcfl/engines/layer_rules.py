@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
+from torchvision.ops import StochasticDepth  # type: ignore[import-untyped,unused-ignore]
 
 from lcfl.engines.forward_graph import Unsupported
 from lcfl.engines.kernels import Value
-from lcfl.engines.operations import Builder, Dropout, Place, has_any_order, shape_of
+from lcfl.engines.operations import Builder, Place, has_any_order, shape_of
 
 __all__ = ["add_layer"]
 
@@ -20,15 +21,18 @@ def _conv(to: Builder, layer: nn.Conv1d | nn.Conv2d, at: Place, value: Value) ->
         return None
     named = {"valid": (0, 0), "same": tuple(side // 2 for side in sides)}
     padding = named[layer.padding] if isinstance(layer.padding, str) else layer.padding
-    is_depthwise = 1 < layer.groups == layer.in_channels == layer.out_channels
-    if at.is_flat or (layer.groups != 1 and not is_depthwise) or any(each != 1 for each in layer.dilation):
+    if at.is_flat or any(each != 1 for each in layer.dilation):
         return None
     window = to.window(layer, padding)
     to.keeps_order &= layer.in_channels > 1 or window[0] != (1, 1)
     if layer.padding_mode != "zeros" or any(pad >= side for side, _, pad in zip(*window, strict=True)):
         return None
-    kind = "depthwise" if is_depthwise else "conv"
-    return to.emit(kind, at, (layer.out_channels, *_windows(value, *window)), layer, **_fields(*window))
+    shape = (layer.out_channels, *_windows(value, *window))
+    if 1 < layer.groups == layer.in_channels == layer.out_channels:
+        return to.emit("depthwise", at, shape, layer, **_fields(*window))
+    if layer.groups > 1:
+        return to.emit_grouped("conv", at, shape, layer, layer.groups, **_fields(*window))
+    return to.emit("conv", at, shape, layer, **_fields(*window))
 
 
 def _linear(to: Builder, layer: nn.Linear, at: Place, value: Value) -> Place | None:
@@ -50,6 +54,19 @@ def _elu(to: Builder, layer: nn.ELU, at: Place, value: Value) -> Place:
     return to.emit("elu", at, shape_of(value), layer, eps=layer.alpha)
 
 
+def _selu(to: Builder, layer: nn.SELU, at: Place, value: Value) -> Place:
+    """Adds scale * ELU(x), with the numbers of Klambauer et al. (2017)."""
+    return to.affine(to.emit("elu", at, shape_of(value), layer, eps=1.6732632423543772), 1.0507009873554805, 0)
+
+
+def _celu(to: Builder, layer: nn.CELU, at: Place, value: Value) -> Place | None:
+    """Adds alpha * ELU(x / alpha)."""
+    if layer.alpha <= 0:  # the sign of x / alpha would not be that of x
+        return None
+    inner = to.affine(at, 1 / layer.alpha, 0, layer)
+    return to.affine(to.emit("elu", inner, shape_of(value), None, eps=1), layer.alpha, 0)
+
+
 def _gelu(to: Builder, layer: nn.GELU, at: Place, value: Value) -> Place | None:
     return to.emit("gelu", at, shape_of(value), layer) if layer.approximate == "none" else None
 
@@ -60,14 +77,23 @@ def _dropout(to: Builder, layer: nn.Dropout | nn.Dropout1d | nn.Dropout2d, at: P
         return at
     if layer.p == 1 or (of_channels and at.is_flat):
         return None
-    if not (of_channels or at.is_flat or to.is_signal or to.keeps_order):
+    if not (of_channels or at.is_flat or to.is_signal or to.keeps_order or has_any_order(value)):
         return None
-    to.dropouts.append(Dropout(layer.p, to.sizes_of(at), of_channels))
-    return to.emit("dropout", at, shape_of(value), layer, place=len(to.dropouts) - 1)
+    return to.drop(at, layer.p, "channel" if of_channels else "number", layer)
+
+
+def _stochastic_depth(to: Builder, layer: StochasticDepth, at: Place, value: Value) -> Place | None:
+    if layer.p == 0:
+        return at
+    return to.drop(at, layer.p, "sample" if layer.mode == "row" else "batch", layer) if layer.p < 1 else None
 
 
 def _identity(to: Builder, layer: nn.Identity, at: Place, value: Value) -> Place:
     return at
+
+
+def _unflatten(to: Builder, layer: nn.Unflatten, at: Place, value: Value) -> Place | None:
+    return to.reshape(at, layer.unflattened_size) if at.is_flat and layer.dim in (1, -1) else None
 
 
 def _flatten(to: Builder, layer: nn.Flatten, at: Place, value: Value) -> Place | None:
@@ -82,22 +108,40 @@ def _max_pool(to: Builder, layer: nn.MaxPool1d | nn.MaxPool2d, at: Place, value:
     return to.emit("max_pool", at, (value.channels, *sides), layer, **_fields(*window))
 
 
-def _avg_pool(to: Builder, layer: nn.AvgPool1d | nn.AvgPool2d, at: Place, value: Value) -> Place | None:
-    window = to.window(layer, layer.padding)
-    if at.is_flat or window[2] != (0, 0) or layer.ceil_mode or getattr(layer, "divisor_override", None) is not None:
+def _adaptive_max_pool(
+    to: Builder, layer: nn.AdaptiveMaxPool1d | nn.AdaptiveMaxPool2d, at: Place, value: Value
+) -> Place | None:
+    """Adds a maximum over windows that divide the image."""
+    outs = _adapted(to, layer, value)
+    sides = value.height, value.width
+    if at.is_flat or layer.return_indices or any(side % out for side, out in zip(sides, outs, strict=True)):
         return None
-    return to.emit("avg_pool", at, (value.channels, *_windows(value, *window)), layer, **_fields(*window))
+    to.keeps_order &= not has_any_order(value) or outs == (1, 1)
+    kernel = sides[0] // outs[0], sides[1] // outs[1]
+    return to.emit("max_pool", at, (value.channels, *outs), layer, **_fields(kernel, kernel, (0, 0)))
+
+
+def _avg_pool(to: Builder, layer: nn.AvgPool1d | nn.AvgPool2d, at: Place, value: Value) -> Place | None:
+    window = kernel, _, padding = to.window(layer, layer.padding)
+    divisor = getattr(layer, "divisor_override", None)
+    if divisor is None and layer.count_include_pad and padding != (0, 0):
+        divisor = kernel[0] * kernel[1]
+    if at.is_flat or layer.ceil_mode or (divisor is not None and divisor < 1):
+        return None
+    sides = _windows(value, *window)
+    return to.emit(
+        "avg_pool", at, (value.channels, *sides), layer, eps=1 / divisor if divisor else 0, **_fields(*window)
+    )
 
 
 def _adaptive_pool(
     to: Builder, layer: nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d, at: Place, value: Value
 ) -> Place | None:
     """Adds an average over windows. If they do not divide the image, their sizes depend on the place."""
-    sides = value.height, value.width
-    outs = [side if out is None else out for side, out in zip(sides, to.sides(layer.output_size, 1), strict=True)]
-    if at.is_flat or (isinstance(layer.output_size, Sequence) and len(layer.output_size) != (1 if to.is_signal else 2)):
+    sides, outs = (value.height, value.width), _adapted(to, layer, value)
+    if at.is_flat:
         return None
-    to.keeps_order &= not has_any_order(value) or outs == [1, 1]
+    to.keeps_order &= not has_any_order(value) or outs == (1, 1)
     is_divided = not any(side % out for side, out in zip(sides, outs, strict=True))
     kernel = (sides[0] // outs[0], sides[1] // outs[1]) if is_divided else (0, 0)
     return to.emit("avg_pool", at, (value.channels, *outs), layer, **_fields(kernel, kernel, (0, 0)))
@@ -107,6 +151,22 @@ def _group_norm(to: Builder, layer: nn.GroupNorm, at: Place, value: Value) -> Pl
     if _hides_pixels(at, value) or layer.eps <= 0:  # lanes without a sample have no variance
         return None
     return to.emit("group_norm", at, shape_of(value), layer, groups=layer.num_groups, eps=layer.eps)
+
+
+def _instance_norm(to: Builder, layer: nn.InstanceNorm1d | nn.InstanceNorm2d, at: Place, value: Value) -> Place | None:
+    """Adds a normalisation of each channel, which is a group normalisation with a group per channel."""
+    if at.is_flat or layer.track_running_stats or layer.eps <= 0 or layer.num_features != value.channels:
+        return None
+    if value.height * value.width == 1:  # torch raises an error in training
+        return None
+    return to.emit("group_norm", at, shape_of(value), layer, groups=value.channels, eps=layer.eps)
+
+
+def _channel_shuffle(to: Builder, layer: nn.ChannelShuffle, at: Place, value: Value) -> Place | None:
+    if at.is_flat or value.channels % layer.groups:
+        return None
+    to.keeps_order = False
+    return to.emit("shuffle", at, shape_of(value), layer, groups=layer.groups)
 
 
 def _layer_norm(to: Builder, layer: nn.LayerNorm, at: Place, value: Value) -> Place | None:
@@ -134,6 +194,8 @@ LAYERS: dict[type[nn.Module], Rule] = {
     nn.ReLU6: _pointwise("relu6"),
     nn.LeakyReLU: _leaky_relu,
     nn.ELU: _elu,
+    nn.SELU: _selu,
+    nn.CELU: _celu,
     nn.Tanh: _pointwise("tanh"),
     nn.Sigmoid: _pointwise("sigmoid"),
     nn.Hardsigmoid: _pointwise("hardsigmoid"),
@@ -141,8 +203,11 @@ LAYERS: dict[type[nn.Module], Rule] = {
     nn.GELU: _gelu,
     nn.SiLU: _pointwise("silu"),
     nn.Dropout: _dropout,
+    StochasticDepth: _stochastic_depth,
     nn.Identity: _identity,
     nn.Flatten: _flatten,
+    nn.Unflatten: _unflatten,
+    nn.ChannelShuffle: _channel_shuffle,
     nn.GroupNorm: _group_norm,
     nn.LayerNorm: _layer_norm,
     nn.BatchNorm1d: _batch_norm,
@@ -153,6 +218,8 @@ OF_SIGNALS: dict[type[nn.Module], Rule] = {
     nn.MaxPool1d: _max_pool,
     nn.AvgPool1d: _avg_pool,
     nn.AdaptiveAvgPool1d: _adaptive_pool,
+    nn.AdaptiveMaxPool1d: _adaptive_max_pool,
+    nn.InstanceNorm1d: _instance_norm,
 }
 OF_IMAGES: dict[type[nn.Module], Rule] = {
     nn.Conv2d: _conv,
@@ -160,6 +227,8 @@ OF_IMAGES: dict[type[nn.Module], Rule] = {
     nn.MaxPool2d: _max_pool,
     nn.AvgPool2d: _avg_pool,
     nn.AdaptiveAvgPool2d: _adaptive_pool,
+    nn.AdaptiveMaxPool2d: _adaptive_max_pool,
+    nn.InstanceNorm2d: _instance_norm,
     nn.BatchNorm2d: _batch_norm,
 }
 
@@ -197,6 +266,15 @@ def add_layer(to: Builder, layer: nn.Module, at: Place) -> Place:
 def _hides_pixels(at: Place, value: Value) -> bool:
     """Returns whether an image was flattened. Its pixels are features then and no longer belong to a channel."""
     return at.is_flat and value.height * value.width > 1
+
+
+def _adapted(to: Builder, layer: Any, value: Value) -> tuple[int, int]:
+    """Returns the height and width that an adaptive pooling writes."""
+    size = layer.output_size
+    if isinstance(size, Sequence) and len(size) != (1 if to.is_signal else 2):
+        raise ValueError("not one size per side")
+    height, width = to.sides(size, 1)
+    return height or value.height, width or value.width
 
 
 def _fields(kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> dict[str, int]:

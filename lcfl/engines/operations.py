@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from lcfl.models.layout import Layout
 __all__ = ["Builder", "Dropout", "Place", "has_any_order", "shape_of"]
 
 Shape = tuple[int, int, int]  # channels, height, width
+Unit = Literal["number", "channel", "sample", "batch"]
 OVERWRITING = KIND["relu"], KIND["relu6"]  # what can write where it reads
 NOTHING = dict.fromkeys(("other", "mean", "var", "tracked"), -1)
 
@@ -35,12 +36,12 @@ class Dropout:
     Attributes:
         probability: p, that of a zero.
         shape: the shape of one sample's value: ``[D]``, ``[C, L]`` or ``[C, H, W]``.
-        of_channels: whether whole channels become zeros.
+        unit: what becomes zero together.
     """
 
     probability: float
     shape: tuple[int, ...]
-    of_channels: bool
+    unit: Unit = "number"
 
     def mask(self, number: int, channels_last: bool) -> Tensor:
         """Draws a mask as torch does: 1 / (1 - p) or 0.
@@ -53,9 +54,10 @@ class Dropout:
             The factors of a value ``[B, size]``.
         """
         kept = 1 - self.probability
-        if self.of_channels:
-            channels, *sides = self.shape
-            return torch.empty(number, channels).bernoulli_(kept).div_(kept).repeat_interleave(math.prod(sides), 1)
+        if self.unit != "number":
+            units = {"channel": (number, self.shape[0]), "sample": (number, 1), "batch": (1, 1)}[self.unit]
+            drawn = torch.empty(units).bernoulli_(kept).div_(kept)
+            return drawn.expand(number, -1).repeat_interleave(math.prod(self.shape) // units[1], 1)
         order = torch.channels_last if channels_last and len(self.shape) == 3 else torch.contiguous_format
         mask = torch.empty(number, *self.shape, memory_format=order).bernoulli_(kept).div_(kept)
         return mask.contiguous().flatten(1)
@@ -70,11 +72,13 @@ class Builder:
         shape: the shape of one input: ``[C, H, W]``, ``[C, L]`` or ``[D]``.
 
     Attributes:
-        is_signal: whether values that are not flat are ``[C, L]``. Their height is 1 then.
+        is_signal: whether values that are not flat are ``[C, L]``. Their height is 1 then. If the input is flat, the
+            first value that is not decides.
         ops: the operations.
         values: the shapes of the numbered values that they read and write; number 0 is the input.
         used: the ids of the parameters that belong to an operation.
         overwritten: the numbers of the values that a layer changes in place.
+        views: the numbers of the values that share memory with others in torch.
         dropouts: the dropouts.
         keeps_order: whether images that have channels innermost in memory still have them. torch has them outermost
             after some layers that read images of one channel or one pixel, whose order is not defined.
@@ -85,10 +89,12 @@ class Builder:
     def __init__(self, network: nn.Module, layout: Layout, shape: Sequence[int]) -> None:
         channels, *sides = shape
         self.is_signal = len(sides) == 1
+        self._is_open = not sides  # whether values may be images as well as signals
         self.ops: list[Op] = []
         self.values = [Value(channels, *[1] * (2 - len(sides)), *sides)]
         self.used: set[int] = set()
         self.overwritten: list[int] = []
+        self.views: set[int] = set()
         self.dropouts: list[Dropout] = []
         self.keeps_order = True
         self.names = {id(module): name for name, module in network.named_modules()}
@@ -107,16 +113,47 @@ class Builder:
             raise Unsupported(f"its layer {layer} has a window that is larger than what it reads")
         if getattr(layer, "inplace", False):
             self.overwritten.append(at.number)
-        self.values.append(Value(*shape))
-        place = Place(len(self.values) - 1, at.is_flat)
+        place = self._new(shape, at.is_flat)
         self._write(kind, at, place, layer, **fields)
         return place
 
-    def _write(self, kind: str, at: Place, to: Place, layer: nn.Module | None = None, **fields: float) -> None:
-        """Adds an operation that writes a value, or a part of it."""
+    def emit_grouped(self, kind: str, at: Place, shape: Shape, layer: nn.Module, groups: int, **fields: float) -> Place:
+        """Adds an operation for each group of channels, and joins their results."""
+        channels, height, width = shape_of(self.values[at.number])
+        of_group, made = channels // groups, []
+        for group in range(groups):
+            read = self.part(at, group * of_group * height * width, (of_group, height, width))
+            made.append(self._new((shape[0] // groups, *shape[1:]), False))
+            self._write(kind, read, made[-1], layer, (group, groups), **fields)
+        return self._join(made, shape, False)
+
+    def _new(self, shape: Shape, is_flat: bool) -> Place:
+        self.values.append(Value(*shape))
+        return Place(len(self.values) - 1, is_flat)
+
+    def _write(
+        self,
+        kind: str,
+        at: Place,
+        to: Place,
+        layer: nn.Module | None = None,
+        group: tuple[int, int] = (0, 1),
+        /,
+        **fields: float,
+    ) -> None:
+        """Adds an operation that writes a value, or a part of it.
+
+        Args:
+            kind: what it computes.
+            at: what it reads.
+            to: what it writes.
+            layer: the layer that has its parameters.
+            group: the number of the group of output channels whose parameters it has, and the number of groups.
+            fields: those of `Op`.
+        """
         op = Op(kind=KIND[kind], input=at.number, output=to.number, **{**NOTHING, **fields})
-        op.weight = self._offset(layer, "weight", self._num_weights(op))
-        op.bias = self._offset(layer, "bias", self.values[op.output].channels)
+        op.weight = self._offset(layer, "weight", self._num_weights(op), *group)
+        op.bias = self._offset(layer, "bias", self.values[op.output].channels, *group)
         op.is_frozen = self._is_frozen(layer)
         self.ops.append(op)
 
@@ -128,15 +165,15 @@ class Builder:
         of_channel = op.kernel_h * op.kernel_w if op.kind in (KIND["conv"], KIND["depthwise"]) else 1
         return int(of_channel * written.channels * (read.channels if op.kind == KIND["conv"] else 1))
 
-    def _offset(self, layer: nn.Module | None, name: str, size: int) -> int:
-        """Returns where a layer's weight or bias, of so many numbers, is in a model; -1 if it has none."""
+    def _offset(self, layer: nn.Module | None, name: str, size: int, group: int, groups: int) -> int:
+        """Returns where a group's part, of so many numbers, of a layer's weight or bias is in a model; -1 for none."""
         if (held := getattr(layer, name, None)) is None:
             return -1
         if not isinstance(held, nn.Parameter):
             raise Unsupported(f"its {type(layer).__name__} has a {name} that is not a parameter")
-        if held.numel() != size:
+        if held.numel() != size * groups:
             raise Unsupported(f"its {type(layer).__name__} has a {name} of another size than its settings say")
-        return self._parameters[id(held)]
+        return self._parameters[id(held)] + group * size
 
     def _is_frozen(self, layer: nn.Module | None) -> bool:
         """Returns whether a layer is frozen. One that has neither parameters nor buffers is not."""
@@ -148,6 +185,11 @@ class Builder:
         if len(frozen) > 1 or (buffers and {stays} != frozen):
             raise Unsupported(f"its {type(layer).__name__} is frozen in part, or shares its buffers")
         return frozen == {True}
+
+    def drop(self, at: Place, probability: float, unit: Unit, layer: nn.Module) -> Place:
+        """Adds a dropout and returns the place of its result."""
+        self.dropouts.append(Dropout(probability, self.sizes_of(at), unit))
+        return self.emit("dropout", at, shape_of(self.values[at.number]), layer, place=len(self.dropouts) - 1)
 
     def add(self, at: Place, other: Place) -> Place:
         """Adds the sum of two values and returns its place."""
@@ -172,12 +214,58 @@ class Builder:
         if len({(each.is_flat, *shape[1:]) for each, shape in zip(places, shapes, strict=True)}) > 1:
             raise Unsupported("its forward pass concatenates tensors of different shapes")
         self.keeps_order &= not any(has_any_order(value) for value in values)
-        self.values.append(Value(sum(channels for channels, *_ in shapes), *shapes[0][1:]))
-        whole, begin = Place(len(self.values) - 1, is_flat), 0
-        for each, value in zip(places, values, strict=True):
+        return self._join(places, (sum(channels for channels, *_ in shapes), *shapes[0][1:]), is_flat)
+
+    def _join(self, places: Sequence[Place], shape: Shape, is_flat: bool) -> Place:
+        whole, begin = self._new(shape, is_flat), 0
+        for each in places:
             self._write("concatenate", each, whole, place=begin)
-            begin += value.size
+            begin += self.values[each.number].size
         return whole
+
+    def part(self, at: Place, begin: int, shape: Shape, is_flat: bool = False) -> Place:
+        """Adds a copy of the numbers of a value from `begin` on and returns its place."""
+        place = self._new(shape, is_flat)
+        self._write("part", at, place, place=begin)
+        return place
+
+    def channels(self, at: Place, begin: int, end: int) -> Place:
+        """Adds a copy of some channels, or features, of a value and returns its place."""
+        _, height, width = (1, 1, 1) if at.is_flat else shape_of(self.values[at.number])
+        place = self.part(at, begin * height * width, (end - begin, height, width), at.is_flat)
+        self.views.add(place.number)
+        self.keeps_order = False
+        return place
+
+    def filled(self, at: Place, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Returns the sizes of a value's new shape, of which one may be -1 for what remains."""
+        size, known = self.values[at.number].size, math.prod(each for each in sizes if each != -1)
+        found = tuple(size // known if each == -1 else each for each in sizes)
+        if min(found) < 1 or math.prod(found) != size:
+            raise Unsupported(f"its forward pass gives a tensor of {size} numbers the shape {tuple(sizes)}")
+        return found
+
+    def reshape(self, at: Place, sizes: Sequence[int]) -> Place:
+        """Returns the place of a value as features, or adds a copy as a signal or an image and returns its place."""
+        sizes = self.filled(at, sizes)
+        if len(sizes) == 1:
+            return Place(at.number, True)
+        if len(sizes) > 3:
+            raise Unsupported(f"its forward pass gives a tensor the shape {sizes}")
+        is_signal = len(sizes) == 2
+        if self.is_signal != is_signal and not self._is_open:
+            raise Unsupported("its forward pass has both images and signals")
+        self.keeps_order &= self._is_open
+        self.is_signal, self._is_open = is_signal, False
+        place = self.part(at, 0, (sizes[0], 1 if is_signal else sizes[1], sizes[-1]))
+        self.views.add(place.number)
+        return place
+
+    def affine(self, at: Place, factor: float, summand: float, layer: nn.Module | None = None) -> Place:
+        """Adds a multiple of a value plus a number and returns its place."""
+        if not all(abs(each) <= torch.finfo(torch.float32).max for each in (factor, summand)):
+            raise Unsupported("its forward pass computes with a number beyond float32")
+        return self.emit("affine", at, shape_of(self.values[at.number]), layer, eps=factor, momentum=summand)
 
     def sizes_of(self, place: Place) -> tuple[int, ...]:
         """Returns the shape of one sample's value as the network sees it."""

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torchvision.ops import StochasticDepth
 
 from lcfl.models import SplitNetwork
 
@@ -67,13 +68,16 @@ class DroppingJoined(nn.Module):
 
 
 class DroppingAnyOrder(nn.Module):
-    """Dropout of values that torch has with channels outermost, because their order was not defined before."""
+    """Dropout of values that torch has with channels outermost, because their order was not defined before.
+
+    Images of one pixel have the same order either way.
+    """
 
     def __init__(self, kind):
         super().__init__()
         self.kind, self.drop = kind, nn.Dropout(0.5)
         self.one, self.two = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
-        self.gate, self.decision = nn.Conv2d(8, 1, 1), nn.Linear(8 if kind == "pooled" else 9, 4)
+        self.gate, self.decision = nn.Conv2d(8, 1, 1), nn.Linear(8 if kind in ("pooled", "pixel") else 9, 4)
 
     def forward(self, x):
         y = self.two(self.one(x))
@@ -81,6 +85,12 @@ class DroppingAnyOrder(nn.Module):
             y = torch.cat([x, y], 1)
         elif self.kind == "gate":
             y = torch.cat([torch.sigmoid(self.gate(y)), y], 1)
+        elif self.kind == "range":
+            return self.decision(torch.cat([self.drop(y[:, :1]), y], 1).mean((2, 3)))
+        elif self.kind == "shuffled":
+            y = torch.cat([x, F.channel_shuffle(y, 2)], 1)
+        elif self.kind == "pixel":
+            return self.decision(self.drop(F.adaptive_avg_pool2d(F.channel_shuffle(y, 2), 1)).flatten(1))
         else:
             y = F.adaptive_avg_pool2d(F.relu(F.adaptive_avg_pool2d(y, 1)), 6)
         return self.decision(self.drop(y).mean((2, 3)))
@@ -97,3 +107,36 @@ class DroppingByFunctions(nn.Module):
         x = F.relu(F.dropout2d(self.one(x), training=self.training))
         x = F.dropout(self.two(x), 0.3, self.training).flatten(1)
         return F.log_softmax(self.decision(F.dropout(F.relu(x), p=0.1, training=self.training)), dim=1)
+
+
+class DroppingSamples(nn.Module):
+    """Drops blocks for some samples and for whole batches, and numbers after a convolution with groups."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, padding=1, groups=2)
+        self.samples, self.batch, self.never = (
+            StochasticDepth(0.4, "row"),
+            StochasticDepth(0.4, "batch"),
+            StochasticDepth(0, "row"),
+        )
+        self.drop, self.decision = nn.Dropout(0.2), nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = self.one(x)
+        x = x + self.never(self.samples(self.drop(self.two(x))))
+        x = x.mean((2, 3))
+        return self.decision(x + self.batch(torch.tanh(x)))
+
+
+class DroppingReshaped(nn.Module):
+    """Drops numbers of images that come from a flat input."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.drop, self.two = nn.Conv2d(1, 8, 3), nn.Dropout(0.3), nn.Conv2d(8, 6, 3)
+        self.decision = nn.Linear(6, 4)
+
+    def forward(self, x):
+        x = self.two(self.drop(self.one(x.view(-1, 1, 8, 7))))
+        return self.decision(self.drop(x).mean((2, 3)))

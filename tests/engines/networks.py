@@ -178,6 +178,50 @@ class Joined(nn.Module):
         return self.decision(torch.cat((x, y), dim=1))
 
 
+class Divided(nn.Module):
+    """Parts of the channels: chunks, pieces, ranges, groups of convolutions, and groups that are shuffled."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Conv2d(3, 12, 3, padding=1)
+        self.two = nn.Conv2d(12, 18, (3, 2), stride=2, padding=1, groups=3)
+        self.three = nn.Conv2d(6, 36, 1, groups=2, bias=False)
+        self.shuffle, self.norm = nn.ChannelShuffle(3), nn.InstanceNorm2d(12, affine=True)
+        self.hidden, self.decision = nn.Linear(177, 9), nn.Linear(7, 4)
+
+    def forward(self, x):
+        x = self.norm(self.one(x))
+        a, b = x.chunk(2, dim=1)
+        x = torch.cat([b, a, x[:, 3:-8]], 1)[:, 1:]  # reads some channels once, and some twice
+        samples, channels, height, width = x.size()
+        x = x.view(samples, 4, channels // 4, height, width).transpose(1, 2).contiguous()
+        x = F.relu(self.shuffle(x.view(samples, -1, height, width)))  # [B, 12, 11, 9]
+        a, b, c = torch.split(self.two(x), [6, 5, 7], dim=1)
+        x = self.three(a) - torch.cat([a, b, c, b, c, a], dim=1)
+        x = F.adaptive_max_pool2d(x, (1, 5))
+        x = self.hidden(x.reshape(-1, 180)[:, 3:])
+        a, _, c = x.split(4, 1)
+        return self.decision(torch.cat([a, c, torch.selu(c), F.celu(c, 0.6)], dim=1))
+
+
+class Reshaped(nn.Module):
+    """Images in a flat input, and numbers in the forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.decision = nn.Conv2d(3, 6, 3), nn.Conv2d(2, 5, 3), nn.Linear(60, 4)
+
+    def forward(self, x):
+        x = self.one((1 - x / 2).view(-1, 3, 7, 5))  # [B, 6, 5, 3]
+        x = x - 0.5
+        x *= 0.1
+        x = F.relu(-x).reshape(x.size(0), 2, 3, 15)
+        x = 3 + self.two(x)  # [B, 5, 1, 13]
+        x /= 4.0
+        x -= 1
+        return self.decision(x.flatten(1)[:, :-5])
+
+
 class Plainly(nn.Module):
     """The smallest network, for tests that change one thing in it."""
 
@@ -318,6 +362,8 @@ NETWORKS = {
     "signal": (Signal, (3, 23)),
     "depthwise": (Depthwise, SHAPE),
     "joined": (Joined, SHAPE),
+    "divided": (Divided, SHAPE),
+    "reshaped": (Reshaped, (105,)),
     "activated": (Activated, SHAPE),
     "inner": (Inner, (7,)),
     "LeNet5": (partial(LeNet5, 1, 20, 4), (1, 20, 20)),

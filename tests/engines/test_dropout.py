@@ -14,6 +14,8 @@ from tests.engines.dropping_networks import (
     DroppingByFunctions,
     DroppingImage,
     DroppingJoined,
+    DroppingReshaped,
+    DroppingSamples,
     DroppingSignal,
 )
 from tests.engines.networks import SHAPE
@@ -30,6 +32,9 @@ from tests.engines.test_compiled import TOLERANCE, batches_of, engines
         (partial(DroppingImage, 8), SHAPE),
         (DroppingByFunctions, SHAPE),
         (DroppingJoined, SHAPE),
+        (DroppingSamples, SHAPE),
+        (DroppingReshaped, (56,)),
+        (partial(DroppingAnyOrder, "pixel"), (1, 12, 12)),
     ],
 )
 def test_dropout_draws_the_masks_that_torch_draws(network, shape, size):
@@ -47,13 +52,15 @@ def test_dropout_draws_the_masks_that_torch_draws(network, shape, size):
     torch.testing.assert_close(*scores, **TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", ["input", "gate", "pooled"])
+@pytest.mark.parametrize("kind", ["input", "gate", "pooled", "range", "shuffled"])
 def test_refuses_dropout_of_values_that_torch_orders_in_another_way(kind):
     with pytest.raises(Unsupported, match="Dropout drop with unusual settings"):
         trace(DroppingAnyOrder(kind), (1, 12, 12))
 
 
-@pytest.mark.parametrize("network", [partial(DroppingImage, 2), partial(DroppingImage, 8), DroppingJoined])
+@pytest.mark.parametrize(
+    "network", [partial(DroppingImage, 2), partial(DroppingImage, 8), DroppingJoined, DroppingSamples]
+)
 def test_masks_do_not_depend_on_the_order_of_the_inputs_in_memory(network):
     """An augmentation may return another order."""
     model, vectors = None, []

@@ -22,16 +22,33 @@ def windows(number):
 
 
 @pytest.mark.parametrize("size", [7, 16, 33])
-@pytest.mark.parametrize("groups", [1, 18])
+@pytest.mark.parametrize("groups", [1, 3, 18])
 @pytest.mark.parametrize(("kernel", "stride", "padding"), windows(12))
 def test_gradient_for_every_window_of_a_convolution(kernel, stride, padding, groups, size):
     def network():
-        channels = 17 if groups == 1 else groups
+        channels = {1: 17, 3: 6, 18: 18}[groups]
         window = nn.Conv2d(channels, 18, kernel, stride, padding, groups=groups)
         embedding = nn.Sequential(nn.Conv2d(3, channels, 1), nn.ReLU(), window, nn.Flatten())
         return SplitNetwork(embedding, nn.Linear(embedding(torch.zeros(1, 3, 7, 6)).numel(), 4))
 
     assert_same_gradient(network, (3, 7, 6), size)
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        nn.AvgPool2d(3, 1, 1),
+        nn.AvgPool2d((3, 2), (1, 3), (1, 0), count_include_pad=False),
+        nn.AvgPool2d((2, 5), padding=(1, 2), divisor_override=3),
+    ],
+    ids=str,
+)
+def test_gradient_of_an_average_with_padding(pool):
+    def network():
+        embedding = nn.Sequential(nn.Conv2d(3, 5, 1), pool, nn.Flatten())
+        return SplitNetwork(embedding, nn.Linear(embedding(torch.zeros(1, 3, 7, 6)).numel(), 4))
+
+    assert_same_gradient(network, (3, 7, 6), 17)
 
 
 def test_gradient_of_a_convolution_whose_input_does_not_stay_in_the_second_level_cache():
@@ -49,6 +66,8 @@ ACTIVATIONS = (
     nn.LeakyReLU(0.3),
     nn.ELU(0.6),
     nn.ELU(-0.6),
+    nn.SELU(),
+    nn.CELU(0.6),
     nn.Hardsigmoid(),
     nn.Hardswish(),
     nn.Tanh(),

@@ -21,6 +21,10 @@ from tests.engines.test_compiled import batches_of, engines
         (models.mobilenet_v3_small, {"dropout": 0.0}, 1e-3),
         (models.mnasnet0_5, {"dropout": 0.0}, 0.1),
         (models.squeezenet1_1, {"dropout": 0.0}, 1e-2),
+        (models.shufflenet_v2_x0_5, {}, 1e-2),
+        (models.efficientnet_b0, {"dropout": 0.0, "stochastic_depth_prob": 0.0}, 0.1),
+        (models.regnet_y_400mf, {}, 0.1),
+        pytest.param(models.resnext50_32x4d, {}, 0.1, marks=pytest.mark.slow),
         pytest.param(models.densenet121, {}, 0.1, marks=pytest.mark.slow),
     ],
 )
@@ -39,12 +43,12 @@ def test_scores_and_gradient(make, options, error):
     torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
 
 
+@pytest.mark.filterwarnings("ignore:The default weight initialization of GoogleNet")
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (models.resnext50_32x4d, "with unusual settings"),
-        (models.shufflenet_v2_x0_5, "calls floordiv"),
-        (models.efficientnet_b0, "differs between training and evaluation"),
+        (models.convnext_tiny, "calls permute"),
+        (models.googlenet, "differs between training and evaluation"),
     ],
 )
 def test_refuses_other_networks(make, why):

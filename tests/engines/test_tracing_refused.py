@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torchvision.ops import StochasticDepth
 
 from lcfl.engines.forward_graph import Unsupported
 from lcfl.engines.tracing import trace
@@ -201,7 +202,36 @@ class SizeOfTwoBatches(Plainly):
 class PooledByCode(Plainly):
     def forward(self, x):
         x = self.one(x)
-        return self.decision(nn.functional.avg_pool2d(x, x.size(3) // 9).flatten(1))
+        return self.decision(nn.functional.avg_pool2d(x, x.size(0) // x.size(3)).flatten(1))
+
+
+class Divided(Plainly):
+    """Calls a function with what `chunk` returns."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.decision(self.function(self.one(x)).flatten(1))
+
+
+def overwrite_chunk(x):
+    part, rest = x.chunk(2, 1)
+    part += 1
+    return torch.cat([part, rest], 1)
+
+
+def overwrite_whole(x):
+    part = x[:, :1]
+    x -= 2
+    return torch.cat([part, x[:, 1:]], 1)
+
+
+def overwrite_view(x):
+    other = x.view(-1, 9, 11, 3)
+    other /= 2
+    return x.reshape(-1, 9, 11, 3)
 
 
 class InFloat32(Plainly):
@@ -260,15 +290,15 @@ class PatchedEnd(Plainly):
             "Dropout embedding.3 with unusual",
         ),
         (layers(nn.Conv2d(3, 3, 3, padding=2, dilation=2)), "Conv2d embedding.0 with unusual settings"),
-        (layers(nn.Conv2d(3, 6, 1, groups=3)), "with unusual settings"),
         (layers(nn.Conv2d(3, 3, 4, padding="same")), "with unusual settings"),
         (layers(nn.LeakyReLU(-0.1)), "LeakyReLU embedding.0 with unusual settings"),
         (layers(nn.Conv1d(3, 3, 1)), "the layer Conv1d embedding.0"),
         (layers(nn.GELU("tanh")), "GELU embedding.0 with unusual settings"),
-        (layers(nn.CELU()), "the layer CELU embedding.0"),
+        (layers(nn.PReLU()), "the layer PReLU embedding.0"),
         (layers(nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular")), "with unusual settings"),
         (layers(nn.MaxPool2d(1, 1, dilation=2)), "with unusual settings"),
         (layers(nn.AvgPool2d(1, 1, ceil_mode=True)), "with unusual settings"),
+        (layers(nn.AvgPool2d(1, 1, divisor_override=-1)), "with unusual settings"),
         (layers(nn.Flatten(), nn.AdaptiveAvgPool2d(2)), "with unusual settings"),
         (layers(nn.AdaptiveAvgPool2d((3,))), "with unusual settings"),
         (layers(nn.BatchNorm2d(3, momentum=None)), "with unusual settings"),
@@ -302,14 +332,43 @@ class PatchedEnd(Plainly):
         (FixedHead, "its Linear has a weight that is not a parameter"),
         (partial(FixedHead, "bias"), "its Linear has a bias that is not a parameter"),
         (Watching, "computes what its output does not depend on"),
-        (ByAxis, "calls cat other than for tensors and dim 1"),
+        (ByAxis, "calls cat"),
         (Holding, "its forward pass reads cat"),
         (Extra, "Conv2d one with other parameters"),
         (OfOne, "its Conv2d has a bias of another size"),
         (Tied, "GroupNorm one with other parameters"),
         (SizeOfBatch, "calls view"),
         (SizeOfTwoBatches, "computes with the size of a batch"),
-        (PooledByCode, "calls floordiv"),
+        (PooledByCode, "computes with the size of a batch"),
+        (partial(Divided, overwrite_chunk), "changes in place what its forward pass reads again"),
+        (partial(Divided, overwrite_whole), "changes in place what its forward pass reads again"),
+        (partial(Divided, overwrite_view), "changes in place what its forward pass reads again"),
+        (partial(Divided, lambda x: torch.cat(x.chunk(3, 1), 1)), "calls cat"),
+        (partial(Divided, lambda x: torch.relu(x.chunk(3, 1))), "calls relu"),
+        (partial(Divided, lambda x: x.split([1, 1], 1)[0]), "calls split"),
+        (partial(Divided, lambda x: x.chunk(3, 2)[0]), "calls chunk"),
+        (partial(Divided, lambda x: x[:, ::2]), "calls getitem"),
+        (partial(Divided, lambda x: x[:, 1]), "calls getitem"),
+        (partial(Divided, lambda x: x[1:]), "calls getitem"),
+        (partial(Divided, lambda x: x[:, :, 1:]), "calls getitem"),
+        (partial(Divided, lambda x: x.view(-1, 3, 99)), "has both images and signals"),
+        (partial(Divided, lambda x: x.view(-1, 3, 5, 33)), "gives a tensor of 297 numbers the shape"),
+        (partial(Divided, lambda x: x.view(-1, 3, 3, 3, 11)), "calls view"),
+        (partial(Divided, lambda x: x.view(-1, 3, 1, 11, 9).flatten(1)), "calls flatten"),
+        (partial(Divided, lambda x: x.view(-1, 3, 1, 11, 9).view(-1, 3, 11, 9)), "calls view"),
+        (partial(Divided, lambda x: x.transpose(1, 2)), "calls transpose"),
+        (partial(Divided, lambda x: 2 / x), "calls truediv"),
+        (partial(Divided, lambda x: x * 1e39), "a number beyond float32"),
+        (partial(Divided, lambda x: x + float("nan")), "a number beyond float32"),
+        (partial(Divided, lambda x: x / x.size(0)), "calls truediv"),
+        (partial(Divided, lambda x: x * True + x * 1j), "calls mul"),
+        (layers(nn.CELU(-1)), "CELU embedding.0 with unusual settings"),
+        (layers(nn.AdaptiveMaxPool2d((2, 9))), "AdaptiveMaxPool2d embedding.0 with unusual settings"),
+        (layers(nn.InstanceNorm2d(3, track_running_stats=True)), "InstanceNorm2d embedding.0 with unusual settings"),
+        (layers(nn.Conv2d(3, 3, (11, 9)), nn.InstanceNorm2d(3)), "InstanceNorm2d embedding.1 with unusual settings"),
+        (layers(nn.ChannelShuffle(2)), "ChannelShuffle embedding.0 with unusual settings"),
+        (layers(nn.Unflatten(1, (3, 1))), "Unflatten embedding.0 with unusual settings"),
+        (layers(StochasticDepth(1.0, "row")), "StochasticDepth with unusual settings"),
         (InFloat32, "chooses a precision with torch.autocast"),
     ],
 )

@@ -1,5 +1,5 @@
 // Functions of single numbers, and their derivatives from their results, or from their inputs (ELU, GELU, SiLU and
-// those that begin with "hard").
+// those that begin with "hard"). That of AFFINE is a constant.
 
 #pragma once
 
@@ -89,6 +89,9 @@ inline void activate(const Op& op, int64_t size, const Vec* in, Vec* out) {
         case SILU:
             for (int64_t i = 0; i < size; ++i) out[i] = in[i] * sigmoid(in[i]);
             break;
+        case AFFINE:
+            for (int64_t i = 0; i < size; ++i) out[i] = op.eps * in[i] + op.momentum;
+            break;
     }
 }
 
@@ -133,6 +136,9 @@ inline void activate_back(const Op& op, int64_t size, const Vec* in, const Vec* 
                 const Vec share = sigmoid(in[i]);
                 back[i] = rise[i] * share * (1 + in[i] * (1 - share));
             }
+            break;
+        case AFFINE:
+            for (int64_t i = 0; i < size; ++i) back[i] = op.eps * rise[i];
             break;
     }
 }

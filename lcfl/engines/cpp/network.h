@@ -17,6 +17,7 @@
 #include "normalisation.h"
 #include "pooling.h"
 #include "program.h"
+#include "shuffle.h"
 #include "tiles.h"
 #include "vectors.h"
 
@@ -153,6 +154,7 @@ class Program {
                 case GELU:
                 case SILU:
                 case HARDSWISH:
+                case AFFINE:
                     activate(op, in_size, in, out);
                     break;
                 case DROPOUT: {
@@ -177,6 +179,12 @@ class Program {
                     break;
                 case CONCATENATE:
                     std::copy_n(in, in_size, out + int64_t(op.place) * V);
+                    break;
+                case PART:
+                    std::copy_n(in + int64_t(op.place) * V, out_size, out);
+                    break;
+                case SHUFFLE:
+                    shuffle(from.channels, op.groups, in_size / from.channels, in, out);
                     break;
                 case ADD: {
                     const Vec* other = value(op.other) + chunk * in_size;
@@ -219,6 +227,16 @@ class Program {
             for (int chunk = 0; chunk < batch_.chunks; ++chunk)
                 std::copy_n(rise + chunk * out_size + int64_t(op.place) * V, in_size, back + chunk * in_size);
             return settle(op.input, back);
+        }
+        if (op.kind == PART) {  // adds to a part of the slope of its input
+            Vec* whole = slope(op.input);
+            if (!has_slope_[op.input]) std::fill_n(whole, in_size * batch_.chunks, Vec{});
+            has_slope_[op.input] = true;
+            for (int chunk = 0; chunk < batch_.chunks; ++chunk) {
+                Vec* back = whole + chunk * in_size + int64_t(op.place) * V;
+                for (int64_t i = 0; i < out_size; ++i) back[i] += rise[chunk * out_size + i];
+            }
+            return;
         }
         if (op.kind == MULTIPLY) {
             const int64_t size = shapes_[op.input].size(), gates = shapes_[op.other].size(), gates_size = gates * V;
@@ -311,6 +329,9 @@ class Program {
                     break;
                 case AVG_POOL:
                     avg_pool_back(op, from, to, V, rise, back);
+                    break;
+                case SHUFFLE:  // the same with channels / groups groups undoes it
+                    shuffle(from.channels, from.channels / op.groups, in_size / from.channels, rise, back);
                     break;
                 case GROUP_NORM:
                     group_norm_back(op, from, V, model, in, kept_[number].get() + int64_t(chunk) * op.groups * 2 * V,

@@ -79,9 +79,12 @@ inline void max_pool_back(const Op& op, const Value& shape, const Value& pooled,
     });
 }
 
+// Returns the factor of an average over a window with so many pixels. Some averages count those in the padding, too.
+inline float factor(const Op& op, int pixels) { return op.eps > 0 ? op.eps : 1.0f / pixels; }
+
 inline void avg_pool(const Op& op, const Value& shape, const Value& pooled, int V, const Vec* in, Vec* out) {
     windows(op, shape, pooled, [&](int64_t to, int64_t from, auto height, auto width) {
-        const float part = 1.0f / (height * width);
+        const float part = factor(op, height * width);
         for (int v = 0; v < V; ++v) {
             Vec sum = {};
             for (int y = 0; y < height; ++y)
@@ -94,7 +97,7 @@ inline void avg_pool(const Op& op, const Value& shape, const Value& pooled, int 
 inline void avg_pool_back(const Op& op, const Value& shape, const Value& pooled, int V, const Vec* slope, Vec* back) {
     std::memset(static_cast<void*>(back), 0, sizeof(Vec) * shape.size() * V);
     windows(op, shape, pooled, [&](int64_t to, int64_t from, auto height, auto width) {
-        const float part = 1.0f / (height * width);
+        const float part = factor(op, height * width);
         for (int v = 0; v < V; ++v) {
             const Vec each = slope[to * V + v] * part;
             for (int y = 0; y < height; ++y)

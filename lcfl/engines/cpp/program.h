@@ -21,6 +21,8 @@ enum Kind : int32_t {
     ADD,
     MULTIPLY,
     CONCATENATE,
+    PART,
+    SHUFFLE,
     DROPOUT,
     RELU,
     RELU6,
@@ -31,7 +33,8 @@ enum Kind : int32_t {
     HARDSIGMOID,
     GELU,
     SILU,
-    HARDSWISH
+    HARDSWISH,
+    AFFINE
 };
 
 struct Value {  // the shape of one sample
@@ -43,10 +46,12 @@ struct Op {
     int32_t kind, input, other, output;  // numbers of values; `other` is the second input of ADD and MULTIPLY
     int32_t kernel_h, kernel_w;          // 0 for the windows of an AVG_POOL that adapts them to its output
     int32_t stride_h, stride_w, padding_h, padding_w;
-    int32_t groups;              // of GROUP_NORM
-    int32_t place;               // of a DROPOUT among the masks; of what CONCATENATE writes in its output
-    int32_t is_frozen;           // its parameters and statistics are in the frozen vector, and it does not change them
-    float eps, momentum;         // eps is also the slope of LEAKY_RELU below 0, and the alpha of ELU
+    int32_t groups;     // of GROUP_NORM and SHUFFLE
+    int32_t place;      // of a DROPOUT among the masks; of what CONCATENATE writes, and of what PART reads
+    int32_t is_frozen;  // its parameters and statistics are in the frozen vector, and it does not change them
+    // eps is also the slope of LEAKY_RELU, the alpha of ELU, and the factor of an AVG_POOL, which is 0 if it depends on
+    // the window. AFFINE is eps x + momentum.
+    float eps, momentum;
     int64_t weight, bias;        // offsets in the model or the frozen vector; -1 if there is none
     int64_t mean, var, tracked;  // BATCH_NORM: offsets of its statistics in the buffers or the frozen vector
 };

@@ -1,0 +1,248 @@
+"""How functions and methods of tensors become operations of the kernels. Those without a rule are refused."""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torchvision.ops import StochasticDepth, stochastic_depth  # type: ignore[import-untyped,unused-ignore]
+
+from lcfl.engines.forward_graph import Unsupported
+from lcfl.engines.layer_rules import add_layer
+from lcfl.engines.operations import Builder, Place, shape_of
+
+__all__ = ["add_call"]
+
+Rule = Callable[..., Any]  # takes a builder and the arguments of the function; returns None if it does not know them
+
+
+class _Pieces(NamedTuple):
+    """Tensors that are parts of another: where the channels of each begin and end."""
+
+    at: Place
+    bounds: list[tuple[int, int]]
+
+
+class _Grouped(NamedTuple):
+    """A view of images as ``[B, groups, C / groups, H, W]``, or with groups and channels swapped."""
+
+    at: Place
+    groups: int
+    is_swapped: bool = False
+
+
+def _layer(kind: type[nn.Module]) -> Rule:
+    """Returns the rule of a function that has the arguments of a layer."""
+
+    def rule(to: Builder, input: Place, *args: Any, **options: Any) -> Place:
+        try:
+            layer = kind(*args, **options)
+        except (TypeError, ValueError):
+            reason = f"it calls the functional form of {kind.__name__} with unusual arguments"
+            raise Unsupported(reason) from None
+        return add_layer(to, layer, input)
+
+    return rule
+
+
+def _add(to: Builder, input: Any, other: Any) -> Place:
+    if isinstance(input, Place) and isinstance(other, Place):
+        return to.add(input, other)
+    return to.affine(input, 1, other) if isinstance(input, Place) else to.affine(other, 1, input)
+
+
+def _subtract(to: Builder, input: Any, other: Any) -> Place:
+    if isinstance(input, Place) and isinstance(other, Place):
+        return to.add(input, to.affine(other, -1, 0))
+    return to.affine(input, 1, -other) if isinstance(input, Place) else to.affine(other, -1, input)
+
+
+def _multiply(to: Builder, input: Any, other: Any) -> Place:
+    if isinstance(input, Place) and isinstance(other, Place):
+        return to.multiply(input, other)
+    return to.affine(input, other, 0) if isinstance(input, Place) else to.affine(other, input, 0)
+
+
+def _divide(to: Builder, input: Place, other: float) -> Place:
+    return to.affine(input, 1 / other, 0)
+
+
+def _negate(to: Builder, input: Place) -> Place:
+    return to.affine(input, -1, 0)
+
+
+def _concatenate(to: Builder, tensors: Sequence[Place], dim: int = 0) -> Place | None:
+    return to.concatenate(tensors) if dim == 1 else None
+
+
+def _chunk(to: Builder, input: Place, chunks: int, dim: int = 0) -> _Pieces | None:
+    return _split(to, input, -(-to.sizes_of(input)[0] // chunks), dim)
+
+
+def _split(to: Builder, input: Place, split_size: int | Sequence[int], dim: int = 0) -> _Pieces | None:
+    channels = to.sizes_of(input)[0]
+    begins = range(0, channels, split_size) if isinstance(split_size, int) else []
+    sizes = [min(channels - begin, split_size) for begin in begins] if isinstance(split_size, int) else split_size
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    if dim != 1 or ends[-1] != channels:
+        return None
+    return _Pieces(input, [(end - size, end) for size, end in zip(sizes, ends, strict=True)])
+
+
+def _get_item(to: Builder, of: Place | _Pieces, index: Any) -> Place | None:
+    """Adds a piece, or a range of channels ``x[:, a:b]``."""
+    if isinstance(of, _Pieces):
+        return to.channels(of.at, *of.bounds[index])
+    samples, channels, *others = index
+    begin, end, step = channels.indices(to.sizes_of(of)[0])
+    if any(each != slice(None) for each in (samples, *others)) or len(others) > len(to.sizes_of(of)) - 1 or step != 1:
+        return None
+    return to.channels(of, begin, end)
+
+
+def _flatten(to: Builder, input: Place, start_dim: int = 0, end_dim: int = -1) -> Place | None:
+    return Place(input.number, True) if (start_dim, end_dim) == (1, -1) else None
+
+
+def _unsqueeze(to: Builder, input: Place, dim: int) -> Place | None:
+    return to.reshape(input, (1, *to.sizes_of(input))) if input.is_flat and dim == 1 else None
+
+
+def _reshape(to: Builder, input: Place | _Grouped, *shape: Any) -> Place | _Grouped | None:
+    """Adds a value in another shape, which begins with the size of the batch: None, or -1 for what remains."""
+    first, *rest = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
+    if first not in (None, -1) or (first == -1 and -1 in rest):
+        return None
+    at = input.at if isinstance(input, _Grouped) else input
+    sizes, value = to.filled(at, rest), to.values[at.number]
+    if isinstance(input, _Grouped):
+        is_shuffled = input.is_swapped and sizes == shape_of(value)
+        return add_layer(to, nn.ChannelShuffle(input.groups), at) if is_shuffled else None
+    if len(sizes) == 4 and not at.is_flat:
+        is_grouped = sizes == (sizes[0], value.channels // sizes[0], value.height, value.width)
+        return _Grouped(at, sizes[0]) if is_grouped else None
+    return to.reshape(at, sizes)
+
+
+def _transpose(to: Builder, input: _Grouped, dim0: int, dim1: int) -> _Grouped | None:
+    return input._replace(is_swapped=not input.is_swapped) if {dim0, dim1} == {1, 2} else None
+
+
+def _contiguous(to: Builder, input: Place | _Grouped) -> Place | _Grouped:
+    to.keeps_order &= isinstance(input, Place) and input.is_flat
+    return input
+
+
+def _mean(to: Builder, input: Place, dim: Any = None, keepdim: bool = False) -> Place | None:
+    """Adds the mean over all pixels of an image, or all steps of a signal."""
+    sides = {2} if to.is_signal else {2, 3}
+    dims = dim if isinstance(dim, Sequence) else (dim,)
+    if input.is_flat or len(dims) != len(sides) or {each % (len(sides) + 2) for each in dims} != sides:
+        return None
+    place = add_layer(to, nn.AdaptiveAvgPool1d(1) if to.is_signal else nn.AdaptiveAvgPool2d(1), input)
+    return place if keepdim else Place(place.number, True)
+
+
+RULES: dict[Any, Rule] = {  # of functions, and of methods by name
+    torch.add: _add,
+    operator.add: _add,
+    operator.iadd: _add,
+    torch.sub: _subtract,
+    operator.sub: _subtract,
+    operator.isub: _subtract,
+    torch.mul: _multiply,
+    operator.mul: _multiply,
+    operator.imul: _multiply,
+    torch.div: _divide,
+    operator.truediv: _divide,
+    operator.itruediv: _divide,
+    torch.neg: _negate,
+    operator.neg: _negate,
+    torch.cat: _concatenate,
+    torch.concat: _concatenate,
+    torch.chunk: _chunk,
+    "chunk": _chunk,
+    torch.split: _split,
+    "split": _split,
+    operator.getitem: _get_item,
+    torch.flatten: _flatten,
+    "flatten": _flatten,
+    "view": _reshape,
+    torch.reshape: _reshape,
+    "reshape": _reshape,
+    torch.unsqueeze: _unsqueeze,
+    "unsqueeze": _unsqueeze,
+    torch.transpose: _transpose,
+    "transpose": _transpose,
+    "contiguous": _contiguous,
+    torch.mean: _mean,
+    "mean": _mean,
+}
+LAYERS: dict[Any, type[nn.Module]] = {  # of functions, and of methods by name, that have the arguments of a layer
+    F.relu: nn.ReLU,
+    torch.relu: nn.ReLU,
+    "relu": nn.ReLU,
+    F.relu6: nn.ReLU6,
+    F.leaky_relu: nn.LeakyReLU,
+    F.elu: nn.ELU,
+    F.selu: nn.SELU,
+    torch.selu: nn.SELU,
+    F.celu: nn.CELU,
+    torch.celu: nn.CELU,
+    F.tanh: nn.Tanh,
+    torch.tanh: nn.Tanh,
+    "tanh": nn.Tanh,
+    F.sigmoid: nn.Sigmoid,
+    torch.sigmoid: nn.Sigmoid,
+    "sigmoid": nn.Sigmoid,
+    F.dropout: nn.Dropout,
+    F.dropout1d: nn.Dropout1d,
+    F.dropout2d: nn.Dropout2d,
+    stochastic_depth: StochasticDepth,
+    F.hardsigmoid: nn.Hardsigmoid,
+    F.hardswish: nn.Hardswish,
+    F.gelu: nn.GELU,
+    F.silu: nn.SiLU,
+    F.max_pool1d: nn.MaxPool1d,
+    torch.max_pool1d: nn.MaxPool1d,
+    F.avg_pool1d: nn.AvgPool1d,
+    torch.avg_pool1d: nn.AvgPool1d,
+    F.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d,
+    torch.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d,
+    F.adaptive_max_pool1d: nn.AdaptiveMaxPool1d,
+    F.max_pool2d: nn.MaxPool2d,
+    torch.max_pool2d: nn.MaxPool2d,
+    F.avg_pool2d: nn.AvgPool2d,
+    F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
+    F.adaptive_max_pool2d: nn.AdaptiveMaxPool2d,
+    F.channel_shuffle: nn.ChannelShuffle,
+    torch.unflatten: nn.Unflatten,
+    "unflatten": nn.Unflatten,
+}
+RULES |= {function: _layer(kind) for function, kind in LAYERS.items()}
+
+
+def add_call(to: Builder, function: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+    """Adds the operations of a function, or of a method by its name, and returns what stands for its result.
+
+    Args:
+        to: the list of operations.
+        function: the function, or the name of the method.
+        args: its arguments: places, what other calls returned, and numbers, of which None is the size of the batch.
+        options: those with a name.
+
+    Raises:
+        Unsupported: for a function that has no rule, and for arguments that its rule does not know.
+    """
+    rule = RULES.get(function)
+    try:
+        found = None if rule is None else rule(to, *args, **options)
+    except Unsupported:
+        raise
+    except Exception:  # arguments may have any type and value
+        found = None
+    if found is None:
+        raise Unsupported(f"its forward pass calls {getattr(function, '__name__', function)}")
+    return found
