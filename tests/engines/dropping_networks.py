@@ -77,7 +77,8 @@ class DroppingAnyOrder(nn.Module):
         super().__init__()
         self.kind, self.drop = kind, nn.Dropout(0.5)
         self.one, self.two = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
-        self.gate, self.decision = nn.Conv2d(8, 1, 1), nn.Linear(8 if kind in ("pooled", "pixel") else 9, 4)
+        self.gate = nn.Conv2d(8, 1, 1) if kind == "gate" else None
+        self.decision = nn.Linear(8 if kind in ("pooled", "pixel") else 10 if kind == "range" else 9, 4)
 
     def forward(self, x):
         y = self.two(self.one(x))
@@ -86,7 +87,7 @@ class DroppingAnyOrder(nn.Module):
         elif self.kind == "gate":
             y = torch.cat([torch.sigmoid(self.gate(y)), y], 1)
         elif self.kind == "range":
-            return self.decision(torch.cat([self.drop(y[:, :1]), y], 1).mean((2, 3)))
+            return self.decision(torch.cat([self.drop(y[:, :2]), y], 1).mean((2, 3)))
         elif self.kind == "shuffled":
             y = torch.cat([x, F.channel_shuffle(y, 2)], 1)
         elif self.kind == "pixel":
