@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -83,12 +84,11 @@ def _chunk(to: Builder, input: Place, chunks: int, dim: int = 0) -> _Pieces | No
 
 def _split(to: Builder, input: Place, split_size: int | Sequence[int], dim: int = 0) -> _Pieces | None:
     channels = to.sizes_of(input)[0]
-    begins = range(0, channels, split_size) if isinstance(split_size, int) else []
-    sizes = [min(channels - begin, split_size) for begin in begins] if isinstance(split_size, int) else split_size
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    if dim != 1 or ends[-1] != channels:
-        return None
-    return _Pieces(input, [(end - size, end) for size, end in zip(sizes, ends, strict=True)])
+    if isinstance(split_size, int):
+        whole, rest = divmod(channels, split_size)
+        split_size = [split_size] * whole + [rest] * (rest > 0)
+    bounds = list(pairwise(accumulate(split_size, initial=0)))
+    return _Pieces(input, bounds) if dim == 1 and bounds[-1][1] == channels else None
 
 
 def _get_item(to: Builder, of: Place | _Pieces, index: Any) -> Place | None:

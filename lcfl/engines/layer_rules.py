@@ -128,10 +128,8 @@ def _avg_pool(to: Builder, layer: nn.AvgPool1d | nn.AvgPool2d, at: Place, value:
         divisor = kernel[0] * kernel[1]
     if at.is_flat or layer.ceil_mode or (divisor is not None and divisor < 1):
         return None
-    sides = _windows(value, *window)
-    return to.emit(
-        "avg_pool", at, (value.channels, *sides), layer, eps=1 / divisor if divisor else 0, **_fields(*window)
-    )
+    shape, factor = (value.channels, *_windows(value, *window)), 1 / divisor if divisor else 0
+    return to.emit("avg_pool", at, shape, layer, eps=factor, **_fields(*window))
 
 
 def _adaptive_pool(

@@ -81,7 +81,8 @@ class Builder:
         views: the numbers of the values that share memory with others in torch.
         dropouts: the dropouts.
         keeps_order: whether images that have channels innermost in memory still have them. torch has them outermost
-            after some layers that read images of one channel or one pixel, whose order is not defined.
+            after some layers that read images of one channel or one pixel, whose order is not defined, and we do not
+            know it after others.
         buffers: the offset of each buffer, by id.
         names: the name of each module, by id.
     """
@@ -225,6 +226,8 @@ class Builder:
 
     def part(self, at: Place, begin: int, shape: Shape, is_flat: bool = False) -> Place:
         """Adds a copy of the numbers of a value from `begin` on and returns its place."""
+        if min(shape) < 1:
+            raise Unsupported("its forward pass takes no channel of a tensor")
         place = self._new(shape, is_flat)
         self._write("part", at, place, place=begin)
         return place

@@ -348,6 +348,8 @@ class PatchedEnd(Plainly):
         (partial(Divided, lambda x: x.split([1, 1], 1)[0]), "calls split"),
         (partial(Divided, lambda x: x.chunk(3, 2)[0]), "calls chunk"),
         (partial(Divided, lambda x: x[:, ::2]), "calls getitem"),
+        (partial(Divided, lambda x: torch.cat([x, x[:, 2:1]], 1)), "takes no channel"),
+        (partial(Divided, lambda x: torch.cat(list(x.split([0, 3], 1)), 1)), "cannot be traced"),
         (partial(Divided, lambda x: x[:, 1]), "calls getitem"),
         (partial(Divided, lambda x: x[1:]), "calls getitem"),
         (partial(Divided, lambda x: x[:, :, 1:]), "calls getitem"),

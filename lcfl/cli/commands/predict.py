@@ -40,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--client", help="only this client, by name or else by number (default: all)")
     options.add_argument("--protocol", help="test protocol (default: the first one of the run)")
+    options.add_argument("--scores", action="store_true", help="add a column with the score of each class")
     options.add_argument("--out", type=Path, help="a CSV file, which must not exist yet (default: print)")
     return options
 
@@ -47,9 +48,9 @@ def parser() -> argparse.ArgumentParser:
 def main(args: Sequence[str]) -> None:
     """Writes one line per client and test sample, with its index in the data set.
 
-    For classes it has label and prediction, by name if classes have names, and the softmax score, for other targets the
-    numbers of target and output. If clients have names, a column has them. If samples come from files, two columns have
-    file and row.
+    For classes it has label and prediction, by name if classes have names, and the softmax score, with ``--scores``
+    that of each class, too. For other targets it has the numbers of target and output. If clients have names, a column
+    has them. If samples come from files, two columns have file and row.
 
     Raises:
         CheckpointError: if there is no such checkpoint.
@@ -57,7 +58,8 @@ def main(args: Sequence[str]) -> None:
         FileNotFoundError: if there is no run.
         ValueError: if its data cannot be read, if the samples lie on the nodes of a fleet, if the data have changed
             since the run, if the run's method has no such model, if the client or the protocol does not exist, if there
-            are no test samples, or if targets are masks or tokens, which have no place in a line.
+            are no test samples, if targets are masks or tokens, which have no place in a line, or if scores are asked
+            for and targets are no classes.
     """
     options = parser().parse_args(args)
     if options.out is not None:
@@ -68,7 +70,7 @@ def main(args: Sequence[str]) -> None:
             f"predict: {options.run} is the run of a fleet, whose test samples lie on its nodes. Write a model with "
             "lcfl export, and use it where the samples are."
         )
-    lines = _rows(run, options.run, options.model, options.client, options.protocol)
+    lines = _rows(run, options.run, options.model, options.client, options.protocol, options.scores)
     rows = chain([next(lines), next(lines)], lines)  # errors occur before the file is created
     if options.out is None:
         _write(sys.stdout, rows)
@@ -83,7 +85,9 @@ def _write(file: IO[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 @torch.no_grad()
-def _rows(run: Run, path: Path, kind: str, only: str | None, protocol: str | None) -> Iterator[list[object]]:
+def _rows(
+    run: Run, path: Path, kind: str, only: str | None, protocol: str | None, has_scores: bool
+) -> Iterator[list[object]]:
     """Yields the header, then a row for each client and test sample."""
     try:
         data = instantiate_data(path / "config.yaml")
@@ -105,6 +109,8 @@ def _rows(run: Run, path: Path, kind: str, only: str | None, protocol: str | Non
             f"predict: targets of shape {spec.target_shape} have no place in a line; use lcfl.load(RUN).model(...) in "
             "Python, which is the network."
         )
+    if has_scores and not has_labels:
+        raise ValueError("predict: got --scores; the targets of this run are numbers, not classes. Leave it out.")
     chosen = torch.nonzero(run.state.active).flatten().tolist() if only is None else [run.client(only)]
     clients = [client for client in chosen if len(population.test[protocol][client])]
     if not clients:
@@ -114,10 +120,13 @@ def _rows(run: Run, path: Path, kind: str, only: str | None, protocol: str | Non
             f"{', '.join(data.protocols)})."
         )
     chooses = kind == "cluster" and run.chooses_clusters
-    columns = list(LABELS)
-    if not has_labels:  # a network may return more numbers than a target has, such as a mean and a variance
-        outputs = run.model(kind, client=clients[0], cluster=0 if chooses else None)(spec.blank(1)[0])  # type: ignore[arg-type]
+    classes, columns = data.dataset.classes, list(LABELS)
+    # A network may return more numbers than a target has, such as a mean and a variance, or than there are classes.
+    outputs = run.model(kind, client=clients[0], cluster=0 if chooses else None)(spec.blank(1)[0])  # type: ignore[arg-type]
+    if not has_labels:
         columns = [*_numbered("target", spec.target_shape), *_numbered("output", outputs.shape[1:])]
+    elif has_scores:
+        columns += [f"score_{_name(number, classes)}" for number in range(outputs.shape[1])]
     place_of, of_files = data.dataset.place_of, data.dataset.place_of(0) is not None
     yield ["client", *(["name"] if population.names else []), "index", *(["file", "row"] if of_files else []), *columns]
     for client in clients:
@@ -129,8 +138,8 @@ def _rows(run: Run, path: Path, kind: str, only: str | None, protocol: str | Non
             part = indices[start : start + BATCH]
             with rng.seeded(0, "predict", client, start):  # items may be drawn
                 inputs, targets = seen.batch(part, torch.device("cpu"))
-            outputs, classes = network(inputs), data.dataset.classes
-            cells = _classified(outputs, targets, classes) if has_labels else _numbers(outputs, targets)
+            outputs = network(inputs)
+            cells = _classified(outputs, targets, classes, has_scores) if has_labels else _numbers(outputs, targets)
             for index, row in zip(part.tolist(), cells, strict=True):
                 yield [*who, index, *(place_of(index) or ()), *row]
 
@@ -163,17 +172,21 @@ def _check_data(path: Path, data: FederatedDataModule) -> None:
         )
 
 
-def _classified(scores: Tensor, labels: Tensor, classes: Sequence[str] | None) -> Iterator[list[object]]:
-    """Yields label, prediction and score; labels by the names of their classes, if they have names."""
-    values, predictions = scores.softmax(dim=1).max(dim=1)
-    for label, prediction, value in zip(labels.tolist(), predictions.tolist(), values.tolist(), strict=True):
-        names = [label, prediction] if classes is None else [classes[label], _name(prediction, classes)]
-        yield [*names, f"{value:.6f}"]
+def _classified(
+    outputs: Tensor, labels: Tensor, classes: Sequence[str] | None, has_scores: bool
+) -> Iterator[list[object]]:
+    """Yields label, prediction and score, with `has_scores` also the score of each class."""
+    scores = outputs.softmax(dim=1)
+    values, predictions = scores.max(dim=1)
+    rows = zip(labels.tolist(), predictions.tolist(), values.tolist(), scores.tolist(), strict=True)
+    for label, prediction, value, all_scores in rows:
+        numbers = [value, *(all_scores if has_scores else [])]
+        yield [_name(label, classes), _name(prediction, classes), *(f"{number:.6f}" for number in numbers)]
 
 
-def _name(prediction: int, classes: Sequence[str]) -> str:
-    """Returns the name of a predicted class; its number if the network has more scores than there are classes."""
-    return classes[prediction] if prediction < len(classes) else str(prediction)
+def _name(number: int, classes: Sequence[str] | None) -> object:
+    """Returns the name of a class, or its number if it has none: a network may have more scores than data have classes."""
+    return number if classes is None or number >= len(classes) else classes[number]
 
 
 def _numbers(outputs: Tensor, targets: Tensor) -> Iterator[list[object]]:

@@ -228,6 +228,18 @@ def test_the_predictions_of_one_client_are_printed(run, capsys):
     assert {line.split(",")[0] for line in lines[1:]} == {"2"}
 
 
+def test_the_scores_of_each_class_are_written(run):
+    predict.main([str(run.path), "--model=personal", "--scores", "--out=scores.csv"])
+    with open("scores.csv") as file:
+        rows = list(csv.DictReader(file))
+    columns = [f"score_{number}" for number in range(8)]
+    assert list(rows[0])[-9:] == ["score", *columns]
+    for row in rows:
+        scores = [float(row[column]) for column in columns]
+        assert sum(scores) == pytest.approx(1, abs=1e-5) and max(scores) == float(row["score"])
+        assert scores[int(row["prediction"])] == max(scores)
+
+
 def test_predictions_name_file_and_row(here, tmp_path):
     write_wards("wards", {"a": 12, "b": 16}, outcomes=("ill", "well"))
     write_table("wards/a/test.csv", ("dose", "age", "outcome"), [1, 2, "well"], [3, 4, "ill"])
@@ -283,6 +295,8 @@ def test_numbers_have_a_column_for_each_number_of_target_and_output(here, target
         here, *FEDAVG, *SMALL, "--data.dataset=Datasets", train, "--data.partition=IID", "--data.num_clients=4",
         network, "--model.cut=null", f"--model.loss={loss}", "--model.report=loss",
     )  # fmt: skip
+    with pytest.raises(ValueError, match="got --scores; the targets of this run are numbers"):
+        predict.main([str(trained.path), "--model=global", "--scores"])
     predict.main([str(trained.path), "--model=global", "--out=numbers.csv"])
     with open("numbers.csv") as file:
         header, *rows = csv.reader(file)
