@@ -185,7 +185,7 @@ def _classified(
 
 
 def _name(number: int, classes: Sequence[str] | None) -> object:
-    """Returns the name of a class, or its number if it has none: a network may have more scores than data have classes."""
+    """Returns the name of a class, or its number if it has none. A network may have scores beyond the last class."""
     return number if classes is None or number >= len(classes) else classes[number]
 
 
