@@ -171,6 +171,13 @@ def explained(message: str, parser: LightningArgumentParser) -> str:
         return f"{option}: got {match[1]}; allowed are {match[2]} and its subclasses."
     if match := re.search(r"Option '(\w+)' is not accepted\. Got value: Namespace\(class_path='([\w.]+)'", message):
         return _unknown(option, match[2], match[1])
+    passed = rf"Callable\[\.\.\., [\w.]+\] expects a function or a callable class: {NEEDS}\. Got value: Namespace"
+    if match := re.search(rf"{passed}\(class_path='([\w.]+)'", message):
+        return (
+            f"{option}: the class {match[2]} gets {match[1]} from the code that calls it. A configuration cannot have "
+            "such a class, not even as the default of an argument. Name a function of your own that leaves the argument "
+            "out."
+        )
     if match := re.search(rf"{NEEDS}\. Got value: Namespace\(class_path='([\w.]+)'", message):
         return _needed(option, match[2], match[1])
     return _located(without_types(message).strip())
