@@ -175,8 +175,8 @@ def explained(message: str, parser: LightningArgumentParser) -> str:
     if match := re.search(rf"{passed}\(class_path='([\w.]+)'", message):
         return (
             f"{option}: the class {match[2]} gets {match[1]} from the code that calls it. A configuration cannot have "
-            "such a class, not even as the default of an argument. Name a function of your own that leaves the argument "
-            "out."
+            "such a class, not even as the default of an argument. Name a function of your own that leaves this "
+            "argument out."
         )
     if match := re.search(rf"{NEEDS}\. Got value: Namespace\(class_path='([\w.]+)'", message):
         return _needed(option, match[2], match[1])

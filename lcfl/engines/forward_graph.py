@@ -13,9 +13,10 @@ from torchvision.ops import stochastic_depth  # type: ignore[import-untyped,unus
 
 from lcfl.models.hooks import has_hooks, has_parameter_hooks
 
-__all__ = ["Unsupported", "forward_graph", "is_size", "size_of"]
+__all__ = ["BATCH", "Unsupported", "forward_graph", "is_size", "size_of"]
 
 
+BATCH: Any = object()  # the size of a batch, which no operation may depend on
 DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, stochastic_depth)
 OF_SIZES: dict[Any, Callable[[int, int], int]] = {  # what networks compute with sizes
     operator.mul: operator.mul,

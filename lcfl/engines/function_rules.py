@@ -2,31 +2,34 @@
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torchvision.ops import StochasticDepth, stochastic_depth  # type: ignore[import-untyped,unused-ignore]
 
-from lcfl.engines.forward_graph import Unsupported
+from lcfl.engines.forward_graph import BATCH, Unsupported
 from lcfl.engines.layer_rules import add_layer
-from lcfl.engines.operations import Builder, Place, shape_of
+from lcfl.engines.operations import Builder, Place
 
 __all__ = ["add_call"]
 
 Rule = Callable[..., Any]  # takes a builder and the arguments of the function; returns None if it does not know them
 
 
-class _Pieces(NamedTuple):
+@dataclass(frozen=True)
+class _Pieces:
     """Tensors that are parts of another: where the channels of each begin and end."""
 
     at: Place
     bounds: list[tuple[int, int]]
 
 
-class _Grouped(NamedTuple):
+@dataclass(frozen=True)
+class _Grouped:
     """A view of images as ``[B, groups, C / groups, H, W]``, or with groups and channels swapped."""
 
     at: Place
@@ -111,23 +114,30 @@ def _unsqueeze(to: Builder, input: Place, dim: int) -> Place | None:
 
 
 def _reshape(to: Builder, input: Place | _Grouped, *shape: Any) -> Place | _Grouped | None:
-    """Adds a value in another shape, which begins with the size of the batch: None, or -1 for what remains."""
-    first, *rest = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
-    if first not in (None, -1) or (first == -1 and -1 in rest):
+    """Adds a value in another shape, which begins with the size of the batch, or -1 for what remains."""
+    first, *sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
+    if first is not BATCH and (first != -1 or -1 in sizes):
         return None
-    at = input.at if isinstance(input, _Grouped) else input
-    sizes, value = to.filled(at, rest), to.values[at.number]
     if isinstance(input, _Grouped):
-        is_shuffled = input.is_swapped and sizes == shape_of(value)
-        return add_layer(to, nn.ChannelShuffle(input.groups), at) if is_shuffled else None
-    if len(sizes) == 4 and not at.is_flat:
-        is_grouped = sizes == (sizes[0], value.channels // sizes[0], value.height, value.width)
-        return _Grouped(at, sizes[0]) if is_grouped else None
-    return to.reshape(at, sizes)
+        return _shuffle(to, input, sizes)
+    return _group(to, input, sizes) if len(sizes) == 4 else to.reshape(input, sizes)
+
+
+def _group(to: Builder, at: Place, sizes: Sequence[int]) -> _Grouped | None:
+    """Returns a view of an image as ``[B, groups, C / groups, H, W]``."""
+    groups, of_group, *sides = to.filled(at, sizes)
+    is_image = not (at.is_flat or to.is_signal)
+    return _Grouped(at, groups) if is_image and (groups * of_group, *sides) == to.sizes_of(at) else None
+
+
+def _shuffle(to: Builder, seen: _Grouped, sizes: Sequence[int]) -> Place | None:
+    """Adds the shuffle that a view as groups, a swap and a view as channels are together."""
+    is_shuffle = seen.is_swapped and to.filled(seen.at, sizes) == to.sizes_of(seen.at)
+    return add_layer(to, nn.ChannelShuffle(seen.groups), seen.at) if is_shuffle else None
 
 
 def _transpose(to: Builder, input: _Grouped, dim0: int, dim1: int) -> _Grouped | None:
-    return input._replace(is_swapped=not input.is_swapped) if {dim0, dim1} == {1, 2} else None
+    return replace(input, is_swapped=not input.is_swapped) if {dim0, dim1} == {1, 2} else None
 
 
 def _contiguous(to: Builder, input: Place | _Grouped) -> Place | _Grouped:
@@ -230,7 +240,7 @@ def add_call(to: Builder, function: Any, args: Sequence[Any], options: dict[str,
     Args:
         to: the list of operations.
         function: the function, or the name of the method.
-        args: its arguments: places, what other calls returned, and numbers, of which None is the size of the batch.
+        args: its arguments: places, what other calls returned, numbers, and `BATCH`.
         options: those with a name.
 
     Raises:
@@ -241,7 +251,7 @@ def add_call(to: Builder, function: Any, args: Sequence[Any], options: dict[str,
         found = None if rule is None else rule(to, *args, **options)
     except Unsupported:
         raise
-    except Exception:  # arguments may have any type and value
+    except (AttributeError, TypeError, ValueError, LookupError, ArithmeticError):  # arguments that it does not know
         found = None
     if found is None:
         raise Unsupported(f"its forward pass calls {getattr(function, '__name__', function)}")

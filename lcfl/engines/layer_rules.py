@@ -229,6 +229,8 @@ OF_IMAGES: dict[type[nn.Module], Rule] = {
     nn.InstanceNorm2d: _instance_norm,
     nn.BatchNorm2d: _batch_norm,
 }
+KEEPS_RESULT = (nn.ReLU, nn.Tanh, nn.Sigmoid)  # torch computes the gradient from the result
+KEEPS_RESULT_IN_PLACE = (nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU)  # and here, too, if there is nothing else left
 
 
 def add_layer(to: Builder, layer: nn.Module, at: Place) -> Place:
@@ -258,6 +260,8 @@ def add_layer(to: Builder, layer: nn.Module, at: Place) -> Place:
         place = None
     if place is None:
         raise Unsupported(f"it has {name} with unusual settings: {layer}")
+    if isinstance(layer, KEEPS_RESULT) or (isinstance(layer, KEEPS_RESULT_IN_PLACE) and layer.inplace):
+        to.kept.add(place.number)
     return place
 
 

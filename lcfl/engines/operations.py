@@ -78,6 +78,7 @@ class Builder:
         values: the shapes of the numbered values that they read and write; number 0 is the input.
         used: the ids of the parameters that belong to an operation.
         overwritten: the numbers of the values that a layer changes in place.
+        kept: the numbers of the values that torch keeps for the backward pass of the layers that return them.
         views: the numbers of the values that share memory with others in torch.
         dropouts: the dropouts.
         keeps_order: whether images that have channels innermost in memory still have them. torch has them outermost
@@ -95,6 +96,7 @@ class Builder:
         self.values = [Value(channels, *[1] * (2 - len(sides)), *sides)]
         self.used: set[int] = set()
         self.overwritten: list[int] = []
+        self.kept: set[int] = set()
         self.views: set[int] = set()
         self.dropouts: list[Dropout] = []
         self.keeps_order = True
@@ -110,8 +112,6 @@ class Builder:
 
     def emit(self, kind: str, at: Place, shape: Shape, layer: nn.Module | None, **fields: float) -> Place:
         """Adds an operation with a new value and returns the place of that value."""
-        if min(shape) < 1:
-            raise Unsupported(f"its layer {layer} has a window that is larger than what it reads")
         if getattr(layer, "inplace", False):
             self.overwritten.append(at.number)
         place = self._new(shape, at.is_flat)
@@ -129,6 +129,8 @@ class Builder:
         return self._join(made, shape, False)
 
     def _new(self, shape: Shape, is_flat: bool) -> Place:
+        if min(shape) < 1:
+            raise Unsupported("it has an empty tensor, from a window larger than what it reads or a part of no channel")
         self.values.append(Value(*shape))
         return Place(len(self.values) - 1, is_flat)
 
@@ -226,8 +228,6 @@ class Builder:
 
     def part(self, at: Place, begin: int, shape: Shape, is_flat: bool = False) -> Place:
         """Adds a copy of the numbers of a value from `begin` on and returns its place."""
-        if min(shape) < 1:
-            raise Unsupported("its forward pass takes no channel of a tensor")
         place = self._new(shape, is_flat)
         self._write("part", at, place, place=begin)
         return place

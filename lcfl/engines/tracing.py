@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from lcfl.engines.forward_graph import Unsupported, forward_graph, is_size, size_of
+from lcfl.engines.forward_graph import BATCH, Unsupported, forward_graph, is_size, size_of
 from lcfl.engines.function_rules import add_call
 from lcfl.engines.kernels import KIND, Op, Value
 from lcfl.engines.layer_rules import add_layer
@@ -21,7 +21,6 @@ __all__ = ["Program", "trace"]
 
 LOG_SOFTMAX = (F.log_softmax, torch.log_softmax, "log_softmax")
 IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
-KEPT = [KIND[name] for name in ("relu", "tanh", "sigmoid")]  # torch computes their gradients from their results
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Program:
 class _Tracer:
     network: nn.Module
     to: Builder
-    found: dict[fx.Node, Any] = field(default_factory=dict)  # what stands for its result; None for the size of a batch
+    found: dict[fx.Node, Any] = field(default_factory=dict)  # what stands for the result of each
     log_softmax: bool = False
 
     def run(self, graph: fx.Graph, is_flat: bool) -> Program:
@@ -88,7 +87,7 @@ class _Tracer:
             elif node.op == "output":
                 last = self.found.get(node.args[0]) if isinstance(node.args[0], fx.Node) else None
             elif is_size(node):
-                self.found[node] = size_of(node, self.shape_of, self.found)
+                self.found[node] = self.size_of(node)
             else:
                 self.found[node] = self.visit(node)
         if not isinstance(last, Place) or not last.is_flat or last.number == 0:
@@ -100,18 +99,19 @@ class _Tracer:
         readers = [number for op in made.ops for number in (op.input, op.other)] + [last.number]
         if any(readers.count(number) > 1 or number in made.views for number in made.overwritten):
             raise Unsupported("it changes in place what its forward pass reads again")
-        if any(op.kind in KEPT and op.output in made.overwritten for op in made.ops):
+        if not made.kept.isdisjoint(made.overwritten):
             raise Unsupported("it changes in place what torch keeps for the backward pass")
         if any(op.output not in readers for op in made.ops):  # torch gives the parameters before it no gradient
             raise Unsupported("its forward pass computes what its output does not depend on")
         made.share_values(last.number, readers)
         return Program(tuple(made.ops), tuple(made.values), last.number, tuple(made.dropouts), self.log_softmax)
 
-    def shape_of(self, node: fx.Node) -> tuple[int | None, ...]:
-        """Returns the shape of a tensor, with None as the size of the batch."""
-        if not isinstance(place := self.found[node], Place):
-            raise Unsupported(f"its forward pass asks for the shape of what {node.target} returns")
-        return None, *self.to.sizes_of(place)
+    def size_of(self, node: fx.Node) -> Any:
+        """Returns the number that a node for sizes stands for, or several."""
+        try:
+            return size_of(node, lambda each: (BATCH, *self.to.sizes_of(self.found[each])), self.found)
+        except (AttributeError, TypeError, LookupError, ArithmeticError):  # also of the network itself
+            raise Unsupported("its forward pass computes with sizes in an unusual way") from None
 
     def visit(self, node: fx.Node) -> Any:
         """Adds the operations of a node and returns the place of its result, or what else stands for it."""
@@ -121,11 +121,12 @@ class _Tracer:
         options: dict[str, Any] = dict(fx.map_arg(node.kwargs, self.found.__getitem__))
         if node.op == "call_module":
             layer = self.network.get_submodule(str(node.target))
-            if not (len(args) == 1 and isinstance(args[0], Place) and not options):
-                raise Unsupported(f"its layer {node.target} takes more than one tensor")
+            read, *others = [*args, *options.values()]
+            if others or not isinstance(read, Place):
+                raise Unsupported(f"its layer {node.target} gets other than one tensor")
             if type(layer) is nn.LogSoftmax and "forward" not in vars(layer):
-                return self.end(node, args[0], layer.dim)
-            return add_layer(self.to, layer, args[0])
+                return self.end(node, read, layer.dim)
+            return add_layer(self.to, layer, read)
         if node.target in LOG_SOFTMAX:
             call = {**dict(zip(("input", "dim", "dtype"), args, strict=False)), **options}
             if call.get("dtype") is None and isinstance(call.get("input"), Place):

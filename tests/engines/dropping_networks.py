@@ -141,3 +141,13 @@ class DroppingReshaped(nn.Module):
     def forward(self, x):
         x = self.two(self.drop(self.one(x.view(-1, 1, 8, 7))))
         return self.decision(self.drop(x).mean((2, 3)))
+
+
+class DroppingNormalised(SplitNetwork):
+    """Drops numbers after an instance normalisation, whose result torch has with channels outermost."""
+
+    def __init__(self):
+        embedding = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.InstanceNorm2d(8), nn.Dropout(0.3), nn.Flatten()
+        )
+        super().__init__(embedding, nn.Linear(8 * 7 * 5, 4))

@@ -14,6 +14,7 @@ from tests.engines.dropping_networks import (
     DroppingByFunctions,
     DroppingImage,
     DroppingJoined,
+    DroppingNormalised,
     DroppingReshaped,
     DroppingSamples,
     DroppingSignal,
@@ -34,6 +35,7 @@ from tests.engines.test_compiled import TOLERANCE, batches_of, engines
         (DroppingJoined, SHAPE),
         (DroppingSamples, SHAPE),
         (DroppingReshaped, (56,)),
+        (DroppingNormalised, SHAPE),
         (partial(DroppingAnyOrder, "pixel"), (1, 12, 12)),
     ],
 )

@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -303,6 +304,47 @@ def test_channels_are_innermost_unless_weights_outnumber_the_values_between_laye
     sequential = engine(FederatedModule(network), data, precision=precision)
     sequential.run_optimizer(sequential.module.initial_model(0), [np.arange(8)])
     assert sequential._channels_last is innermost
+
+
+class Scaling(SplitNetwork):
+    """Scales its inputs, which have one channel, in place."""
+
+    def __init__(self):
+        super().__init__(nn.Sequential(nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten()), nn.Linear(32, 2))
+
+    def forward(self, x):
+        x -= 0.5
+        return super().forward(x)
+
+
+def test_the_choice_of_the_memory_order_changes_no_sample():
+    inputs = torch.randn(8, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    data = loaded(FederatedDataModule(Tensors((inputs, torch.arange(8) % 2)), IID(), 1))
+    sequential = engine(FederatedModule(Scaling), data)
+    model = sequential.module.initial_model(0)
+    first, second = (sequential.gradient(model, np.arange(8)).vector for _ in range(2))
+    assert sequential._channels_last and torch.equal(first, second)
+
+
+def test_one_sample_has_the_gradient_of_an_instance_normalisation():
+    """With channels innermost, torch 2.14 computes another one."""
+
+    def network():
+        embedding = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8, affine=True), nn.Tanh(), nn.Conv2d(8, 8, 3), nn.Flatten()
+        )
+        return SplitNetwork(embedding, nn.Linear(32, 2))
+
+    inputs = torch.randn(8, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    data = loaded(FederatedDataModule(Tensors((inputs, torch.arange(8) % 2)), IID(), 1))
+    sequential = engine(FederatedModule(network), data)
+    model = sequential.module.initial_model(0)
+    module = FederatedModule(network)
+    module.layout.unpack(model, module.network)
+    exact = module.network.double()
+    F.cross_entropy(exact(inputs[:1].double()), torch.tensor([0])).backward()
+    expected = torch.cat([each.grad.flatten() for each in exact.parameters()]).float()
+    torch.testing.assert_close(sequential.gradient(model, np.arange(1)).vector, expected, rtol=1e-4, atol=1e-6)
 
 
 class Recomputing(SplitNetwork):

@@ -118,3 +118,59 @@ class SizesInPlace(Plainly):
 
 def test_a_product_of_sizes_may_be_computed_in_place():
     assert trace(SizesInPlace(), SHAPE).num_outputs == 4
+
+
+def test_layers_may_be_called_with_a_keyword():
+    class ByKeyword(Plainly):
+        def forward(self, x):
+            return self.decision(input=self.one(input=x).flatten(1))
+
+    assert trace(ByKeyword(), SHAPE).num_outputs == 4
+
+
+@pytest.mark.parametrize(
+    "shuffle",
+    [
+        lambda x: x.view(-1, 2, 3, 11, 9).transpose(1, 2).contiguous().view(-1, 6, 11, 9),
+        lambda x: x.view(x.size(0), 2, x.size(1) // 2, *SHAPE[1:]).transpose(2, 1).reshape(x.shape[0], -1, 11, 9),
+        lambda x: torch.transpose(torch.reshape(x, (-1, 2, 3, 11, 9)), 1, 2).reshape((-1, 6, 11, 9)),
+        lambda x: nn.functional.channel_shuffle(x, 2),
+    ],
+)
+def test_all_usual_ways_to_shuffle_channels(shuffle):
+    class Shuffling(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.decision = nn.Conv2d(3, 6, 1), nn.Linear(6 * 11 * 9, 4)
+
+        def forward(self, x):
+            return self.decision(shuffle(self.one(x)).flatten(1))
+
+    _, op, _ = trace(Shuffling(), SHAPE).ops
+    assert (NAMES[op.kind], op.groups) == ("shuffle", 2)
+
+
+@pytest.mark.parametrize(
+    ("parts", "bounds"),
+    [
+        (lambda x: x.chunk(4, 1), [(0, 2), (2, 4), (4, 5)]),
+        (lambda x: torch.split(x, 3, dim=1), [(0, 3), (3, 5)]),
+        (lambda x: x.split([1, 4], dim=1), [(0, 1), (1, 5)]),
+        (lambda x: [x[:, :-4], x[:, -4:, :, :]], [(0, 1), (1, 5)]),
+    ],
+)
+def test_all_usual_ways_to_take_parts_of_the_channels(parts, bounds):
+    class Parting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.decision = nn.Conv2d(3, 5, 1), nn.Linear(5 * 11 * 9, 4)
+
+        def forward(self, x):
+            found = parts(self.one(x))
+            return self.decision(torch.cat([found[i] for i in range(len(bounds))], 1).flatten(1))
+
+    program = trace(Parting(), SHAPE)
+    taken = [op for op in program.ops if NAMES[op.kind] == "part"]
+    begins = [op.place // 99 for op in taken]
+    numbers = [program.values[op.output].channels for op in taken]
+    assert [(begin, begin + number) for begin, number in zip(begins, numbers, strict=True)] == bounds

@@ -234,6 +234,17 @@ def overwrite_view(x):
     return x.reshape(-1, 9, 11, 3)
 
 
+class InPlace(Plainly):
+    def __init__(self, *middle):
+        super().__init__()
+        self.middle = nn.Sequential(*middle)
+
+    def forward(self, x):
+        x = self.middle(self.one(x))
+        x *= 2
+        return self.decision(x.flatten(1))
+
+
 class InFloat32(Plainly):
     def forward(self, x):
         with torch.autocast("cpu", enabled=False):
@@ -327,7 +338,8 @@ class PatchedEnd(Plainly):
         (AddedInPlace, "changes in place what its forward pass reads again"),
         (layers(nn.ReLU(), nn.ReLU(inplace=True)), "changes in place what torch keeps for the backward pass"),
         (layers(nn.Tanh(), nn.SiLU(inplace=True)), "changes in place what torch keeps for the backward pass"),
-        (layers(nn.Conv2d(3, 3, (12, 1)), features=0), "a window that is larger than what it reads"),
+        (layers(nn.Conv2d(3, 3, (12, 1)), features=0), "has an empty tensor, from a window larger than what it reads"),
+        (layers(nn.Conv2d(3, 3, 12, groups=3), nn.Conv2d(3, 6, 1, groups=3), features=0), "has an empty tensor"),
         pytest.param(Scaled, "calls add", marks=pytest.mark.filterwarnings("ignore:This overload of add")),
         (FixedHead, "its Linear has a weight that is not a parameter"),
         (partial(FixedHead, "bias"), "its Linear has a bias that is not a parameter"),
@@ -348,7 +360,7 @@ class PatchedEnd(Plainly):
         (partial(Divided, lambda x: x.split([1, 1], 1)[0]), "calls split"),
         (partial(Divided, lambda x: x.chunk(3, 2)[0]), "calls chunk"),
         (partial(Divided, lambda x: x[:, ::2]), "calls getitem"),
-        (partial(Divided, lambda x: torch.cat([x, x[:, 2:1]], 1)), "takes no channel"),
+        (partial(Divided, lambda x: torch.cat([x, x[:, 2:1]], 1)), "has an empty tensor"),
         (partial(Divided, lambda x: torch.cat(list(x.split([0, 3], 1)), 1)), "cannot be traced"),
         (partial(Divided, lambda x: x[:, 1]), "calls getitem"),
         (partial(Divided, lambda x: x[1:]), "calls getitem"),
@@ -364,6 +376,14 @@ class PatchedEnd(Plainly):
         (partial(Divided, lambda x: x + float("nan")), "a number beyond float32"),
         (partial(Divided, lambda x: x / x.size(0)), "calls truediv"),
         (partial(Divided, lambda x: x * True + x * 1j), "calls mul"),
+        (partial(InPlace, nn.SELU(inplace=True)), "changes in place what torch keeps for the backward pass"),
+        (partial(InPlace, nn.LeakyReLU(inplace=True)), "changes in place what torch keeps for the backward pass"),
+        (partial(Divided, lambda x: nn.functional.adaptive_max_pool2d(x, (x.size(0), 1))), "with unusual settings"),
+        (partial(Divided, lambda x: nn.functional.max_pool2d(x, 2, stride=x.size(0))), "with unusual settings"),
+        (partial(Divided, lambda x: x[:, : x.size(0)]), "calls getitem"),
+        (partial(Divided, lambda x: x * (x.shape[2] // (x.shape[2] // 16))), "computes with sizes in an unusual way"),
+        (partial(Divided, lambda x: x * x.shape[x.size(0)]), "computes with sizes in an unusual way"),
+        (partial(Divided, lambda x: x * x.shape[4]), "computes with sizes in an unusual way"),
         (layers(nn.CELU(-1)), "CELU embedding.0 with unusual settings"),
         (layers(nn.AdaptiveMaxPool2d((2, 9))), "AdaptiveMaxPool2d embedding.0 with unusual settings"),
         (layers(nn.InstanceNorm2d(3, track_running_stats=True)), "InstanceNorm2d embedding.0 with unusual settings"),
