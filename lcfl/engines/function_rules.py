@@ -52,21 +52,21 @@ def _layer(kind: type[nn.Module]) -> Rule:
 
 
 def _add(to: Builder, input: Any, other: Any) -> Place:
-    if isinstance(input, Place) and isinstance(other, Place):
-        return to.add(input, other)
-    return to.affine(input, 1, other) if isinstance(input, Place) else to.affine(other, 1, input)
+    at, summand = _tensor_first(input, other)
+    return to.add(at, summand) if isinstance(summand, Place) else to.affine(at, 1, summand)
 
 
 def _subtract(to: Builder, input: Any, other: Any) -> Place:
-    if isinstance(input, Place) and isinstance(other, Place):
-        return to.add(input, to.affine(other, -1, 0))
-    return to.affine(input, 1, -other) if isinstance(input, Place) else to.affine(other, -1, input)
+    return _add(to, input, to.affine(other, -1, 0) if isinstance(other, Place) else -other)
 
 
 def _multiply(to: Builder, input: Any, other: Any) -> Place:
-    if isinstance(input, Place) and isinstance(other, Place):
-        return to.multiply(input, other)
-    return to.affine(input, other, 0) if isinstance(input, Place) else to.affine(other, input, 0)
+    at, factor = _tensor_first(input, other)
+    return to.multiply(at, factor) if isinstance(factor, Place) else to.affine(at, factor, 0)
+
+
+def _tensor_first(one: Any, other: Any) -> tuple[Any, Any]:
+    return (one, other) if isinstance(one, Place) else (other, one)
 
 
 def _divide(to: Builder, input: Place, other: float) -> Place:
