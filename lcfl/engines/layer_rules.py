@@ -108,19 +108,6 @@ def _max_pool(to: Builder, layer: nn.MaxPool1d | nn.MaxPool2d, at: Place, value:
     return to.emit("max_pool", at, (value.channels, *sides), layer, **_fields(*window))
 
 
-def _adaptive_max_pool(
-    to: Builder, layer: nn.AdaptiveMaxPool1d | nn.AdaptiveMaxPool2d, at: Place, value: Value
-) -> Place | None:
-    """Adds a maximum over windows that divide the image."""
-    outs = _adapted(to, layer, value)
-    sides = value.height, value.width
-    if at.is_flat or layer.return_indices or any(side % out for side, out in zip(sides, outs, strict=True)):
-        return None
-    to.keeps_order &= not has_any_order(value) or outs == (1, 1)
-    kernel = sides[0] // outs[0], sides[1] // outs[1]
-    return to.emit("max_pool", at, (value.channels, *outs), layer, **_fields(kernel, kernel, (0, 0)))
-
-
 def _avg_pool(to: Builder, layer: nn.AvgPool1d | nn.AvgPool2d, at: Place, value: Value) -> Place | None:
     window = kernel, _, padding = to.window(layer, layer.padding)
     divisor = getattr(layer, "divisor_override", None)
@@ -132,17 +119,27 @@ def _avg_pool(to: Builder, layer: nn.AvgPool1d | nn.AvgPool2d, at: Place, value:
     return to.emit("avg_pool", at, shape, layer, eps=factor, **_fields(*window))
 
 
-def _adaptive_pool(
-    to: Builder, layer: nn.AdaptiveAvgPool1d | nn.AdaptiveAvgPool2d, at: Place, value: Value
-) -> Place | None:
-    """Adds an average over windows. If they do not divide the image, their sizes depend on the place."""
-    sides, outs = (value.height, value.width), _adapted(to, layer, value)
-    if at.is_flat:
-        return None
-    to.keeps_order &= not has_any_order(value) or outs == (1, 1)
-    is_divided = not any(side % out for side, out in zip(sides, outs, strict=True))
-    kernel = (sides[0] // outs[0], sides[1] // outs[1]) if is_divided else (0, 0)
-    return to.emit("avg_pool", at, (value.channels, *outs), layer, **_fields(kernel, kernel, (0, 0)))
+def _adaptive_pool(kind: str) -> Rule:
+    """Returns the rule of a pooling to a given size.
+
+    If the size does not divide the image, the windows of an average depend on the place, and those of a maximum are
+    refused.
+    """
+
+    def rule(to: Builder, layer: Any, at: Place, value: Value) -> Place | None:
+        size, sides = layer.output_size, (value.height, value.width)
+        if at.is_flat or (isinstance(size, Sequence) and len(size) != (1 if to.is_signal else 2)):
+            return None
+        height, width = to.sides(size, 1)
+        outs = height or value.height, width or value.width
+        to.keeps_order &= not has_any_order(value) or outs == (1, 1)
+        is_divided = not any(side % out for side, out in zip(sides, outs, strict=True))
+        if kind == "max_pool" and (layer.return_indices or not is_divided):
+            return None
+        kernel = (sides[0] // outs[0], sides[1] // outs[1]) if is_divided else (0, 0)
+        return to.emit(kind, at, (value.channels, *outs), layer, **_fields(kernel, kernel, (0, 0)))
+
+    return rule
 
 
 def _group_norm(to: Builder, layer: nn.GroupNorm, at: Place, value: Value) -> Place | None:
@@ -215,8 +212,8 @@ OF_SIGNALS: dict[type[nn.Module], Rule] = {
     nn.Dropout1d: _dropout,
     nn.MaxPool1d: _max_pool,
     nn.AvgPool1d: _avg_pool,
-    nn.AdaptiveAvgPool1d: _adaptive_pool,
-    nn.AdaptiveMaxPool1d: _adaptive_max_pool,
+    nn.AdaptiveAvgPool1d: _adaptive_pool("avg_pool"),
+    nn.AdaptiveMaxPool1d: _adaptive_pool("max_pool"),
     nn.InstanceNorm1d: _instance_norm,
 }
 OF_IMAGES: dict[type[nn.Module], Rule] = {
@@ -224,13 +221,13 @@ OF_IMAGES: dict[type[nn.Module], Rule] = {
     nn.Dropout2d: _dropout,
     nn.MaxPool2d: _max_pool,
     nn.AvgPool2d: _avg_pool,
-    nn.AdaptiveAvgPool2d: _adaptive_pool,
-    nn.AdaptiveMaxPool2d: _adaptive_max_pool,
+    nn.AdaptiveAvgPool2d: _adaptive_pool("avg_pool"),
+    nn.AdaptiveMaxPool2d: _adaptive_pool("max_pool"),
     nn.InstanceNorm2d: _instance_norm,
     nn.BatchNorm2d: _batch_norm,
 }
 KEEPS_RESULT = (nn.ReLU, nn.Tanh, nn.Sigmoid)  # torch computes the gradient from the result
-KEEPS_RESULT_IN_PLACE = (nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU)  # and here, too, if there is nothing else left
+KEEPS_RESULT_IN_PLACE = (nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU)  # so it does here if the result replaces the input
 
 
 def add_layer(to: Builder, layer: nn.Module, at: Place) -> Place:
@@ -268,15 +265,6 @@ def add_layer(to: Builder, layer: nn.Module, at: Place) -> Place:
 def _hides_pixels(at: Place, value: Value) -> bool:
     """Returns whether an image was flattened. Its pixels are features then and no longer belong to a channel."""
     return at.is_flat and value.height * value.width > 1
-
-
-def _adapted(to: Builder, layer: Any, value: Value) -> tuple[int, int]:
-    """Returns the height and width that an adaptive pooling writes."""
-    size = layer.output_size
-    if isinstance(size, Sequence) and len(size) != (1 if to.is_signal else 2):
-        raise ValueError("not one size per side")
-    height, width = to.sides(size, 1)
-    return height or value.height, width or value.width
 
 
 def _fields(kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> dict[str, int]:
