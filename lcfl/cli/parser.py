@@ -174,9 +174,9 @@ def explained(message: str, parser: LightningArgumentParser) -> str:
     passed = rf"Callable\[\.\.\., [\w.]+\] expects a function or a callable class: {NEEDS}\. Got value: Namespace"
     if match := re.search(rf"{passed}\(class_path='([\w.]+)'", message):
         return (
-            f"{option}: the class {match[2]} gets {match[1]} from the code that calls it. A configuration cannot have "
-            "such a class, not even as the default of an argument. Name a function of your own that leaves this "
-            "argument out."
+            f"{option}: {match[2]} is a class that the code itself calls with {match[1]}. A configuration cannot hold "
+            "it, not even as a default. Write a function that has only the arguments that you set, and calls the "
+            f"original with them, and name it in {option.rpartition('.init_args.')[0]}."
         )
     if match := re.search(rf"{NEEDS}\. Got value: Namespace\(class_path='([\w.]+)'", message):
         return _needed(option, match[2], match[1])

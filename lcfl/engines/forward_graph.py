@@ -16,13 +16,22 @@ from lcfl.models.hooks import has_hooks, has_parameter_hooks
 __all__ = ["BATCH", "Unsupported", "forward_graph", "is_size", "size_of"]
 
 
-BATCH: Any = object()  # the size of a batch, which no operation may depend on
 DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, stochastic_depth)
 OF_SIZES: dict[Any, Callable[[int, int], int]] = {  # what networks compute with sizes
     operator.mul: operator.mul,
     operator.imul: operator.mul,
     operator.floordiv: operator.floordiv,
 }
+
+
+class _BatchSize:
+    """The size of a batch, on which no operation may depend."""
+
+    def __repr__(self) -> str:
+        return "the size of the batch"
+
+
+BATCH = _BatchSize()
 
 
 class Unsupported(ValueError):

@@ -78,7 +78,8 @@ def _negate(to: Builder, input: Place) -> Place:
 
 
 def _concatenate(to: Builder, tensors: Sequence[Place], dim: int = 0) -> Place | None:
-    return to.concatenate(tensors) if dim == 1 else None
+    is_of_features = all(each.is_flat for each in tensors)
+    return to.concatenate(tensors) if dim == 1 or (dim == -1 and is_of_features) else None
 
 
 def _chunk(to: Builder, input: Place, chunks: int, dim: int = 0) -> _Pieces | None:
@@ -126,8 +127,7 @@ def _reshape(to: Builder, input: Place | _Grouped, *shape: Any) -> Place | _Grou
 def _group(to: Builder, at: Place, sizes: Sequence[int]) -> _Grouped | None:
     """Returns a view of an image as ``[B, groups, C / groups, H, W]``."""
     groups, of_group, *sides = to.filled(at, sizes)
-    is_image = not (at.is_flat or to.is_signal)
-    return _Grouped(at, groups) if is_image and (groups * of_group, *sides) == to.sizes_of(at) else None
+    return _Grouped(at, groups) if (groups * of_group, *sides) == to.sizes_of(at) else None
 
 
 def _shuffle(to: Builder, seen: _Grouped, sizes: Sequence[int]) -> Place | None:
@@ -137,10 +137,12 @@ def _shuffle(to: Builder, seen: _Grouped, sizes: Sequence[int]) -> Place | None:
 
 
 def _transpose(to: Builder, input: _Grouped, dim0: int, dim1: int) -> _Grouped | None:
+    """Returns a view of groups and channels with the two swapped."""
     return replace(input, is_swapped=not input.is_swapped) if {dim0, dim1} == {1, 2} else None
 
 
 def _contiguous(to: Builder, input: Place | _Grouped) -> Place | _Grouped:
+    """Returns what it gets. An image then has its channels outermost in torch."""
     to.keeps_order &= isinstance(input, Place) and input.is_flat
     return input
 
@@ -254,5 +256,6 @@ def add_call(to: Builder, function: Any, args: Sequence[Any], options: dict[str,
     except (AttributeError, TypeError, ValueError, LookupError, ArithmeticError):  # arguments that it does not know
         found = None
     if found is None:
-        raise Unsupported(f"its forward pass calls {getattr(function, '__name__', function)}")
+        how = "" if rule is None else " in a way that has no operation"
+        raise Unsupported(f"its forward pass calls {getattr(function, '__name__', function)}{how}")
     return found

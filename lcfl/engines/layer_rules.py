@@ -78,7 +78,7 @@ def _dropout(to: Builder, layer: nn.Dropout | nn.Dropout1d | nn.Dropout2d, at: P
     if layer.p == 1 or (of_channels and at.is_flat):
         return None
     if not (of_channels or at.is_flat or to.is_signal or to.keeps_order or has_any_order(value)):
-        return None
+        raise Unsupported("it has dropout of images whose order in memory is not known")
     return to.drop(at, layer.p, "channel" if of_channels else "number", layer)
 
 
@@ -130,14 +130,13 @@ def _adaptive_pool(kind: str) -> Rule:
         size, sides = layer.output_size, (value.height, value.width)
         if at.is_flat or (isinstance(size, Sequence) and len(size) != (1 if to.is_signal else 2)):
             return None
-        height, width = to.sides(size, 1)
-        outs = height or value.height, width or value.width
+        outs = tuple(side if out is None else out for side, out in zip(sides, to.sides(size, 1), strict=True))
         to.keeps_order &= not has_any_order(value) or outs == (1, 1)
         is_divided = not any(side % out for side, out in zip(sides, outs, strict=True))
         if kind == "max_pool" and (layer.return_indices or not is_divided):
             return None
         kernel = (sides[0] // outs[0], sides[1] // outs[1]) if is_divided else (0, 0)
-        return to.emit(kind, at, (value.channels, *outs), layer, **_fields(kernel, kernel, (0, 0)))
+        return to.emit(kind, at, (value.channels, outs[0], outs[1]), layer, **_fields(kernel, kernel, (0, 0)))
 
     return rule
 

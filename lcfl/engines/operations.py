@@ -73,7 +73,7 @@ class Builder:
 
     Attributes:
         is_signal: whether values that are not flat are ``[C, L]``. Their height is 1 then. If the input is flat, the
-            first value that is not decides.
+            first value that is not flat decides.
         ops: the operations.
         values: the shapes of the numbered values that they read and write; number 0 is the input.
         used: the ids of the parameters that belong to an operation.

@@ -241,7 +241,7 @@ WEIGHT = "model.loss.init_args.weight: expected a list of numbers or null, got [
         ),
         (
             "--model.network={class_path: torchvision.models.shufflenet_v2_x0_5, init_args: {num_classes: 4}}",
-            "model.network.init_args.inverted_residual: the class torchvision.models.shufflenetv2.InvertedResidual",
+            "model.network.init_args.inverted_residual: torchvision.models.shufflenetv2.InvertedResidual is a class",
         ),
         ("--model.metrics={a: null}", "model.metrics: expected a class, got None in {'a': None}"),
         ("--method.clustering=3", "method.clustering: expected a list, got 3\n"),

@@ -90,6 +90,8 @@ class DroppingAnyOrder(nn.Module):
             return self.decision(torch.cat([self.drop(y[:, :2]), y], 1).mean((2, 3)))
         elif self.kind == "shuffled":
             y = torch.cat([x, F.channel_shuffle(y, 2)], 1)
+        elif self.kind == "contiguous":
+            return self.decision(self.drop(y.contiguous()).mean((2, 3)))
         elif self.kind == "pixel":
             return self.decision(self.drop(F.adaptive_avg_pool2d(F.channel_shuffle(y, 2), 1)).flatten(1))
         else:

@@ -222,6 +222,21 @@ class Reshaped(nn.Module):
         return self.decision(x.flatten(1)[:, :-5])
 
 
+class ReshapedSignal(nn.Module):
+    """Signals in a flat input, and the other names of operations that have several."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Sequential(nn.Conv1d(1, 6, 4), nn.InstanceNorm1d(6), nn.AdaptiveMaxPool1d(9))
+        self.two = nn.Sequential(nn.Conv1d(6, 9, 3, stride=2, groups=3), nn.Flatten(), nn.Unflatten(1, (9, -1)))
+        self.decision = nn.Linear(18 + 13, 4)
+
+    def forward(self, x):
+        x = self.two(self.one(x.unsqueeze(1)))  # [B, 9, 4]
+        x = torch.concat([torch.neg(x), torch.div(x, 2), torch.sub(x, 1)], 1)[:, 4:22]
+        return self.decision(torch.cat([x.mean(2), x[:, 5:].mean(2)], -1))
+
+
 class Plainly(nn.Module):
     """The smallest network, for tests that change one thing in it."""
 
@@ -364,6 +379,7 @@ NETWORKS = {
     "joined": (Joined, SHAPE),
     "divided": (Divided, SHAPE),
     "reshaped": (Reshaped, (105,)),
+    "reshaped signal": (ReshapedSignal, (21,)),
     "activated": (Activated, SHAPE),
     "inner": (Inner, (7,)),
     "LeNet5": (partial(LeNet5, 1, 20, 4), (1, 20, 20)),

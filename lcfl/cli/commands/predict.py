@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--client", help="only this client, by name or else by number (default: all)")
     options.add_argument("--protocol", help="test protocol (default: the first one of the run)")
-    options.add_argument("--scores", action="store_true", help="add a column with the score of each class")
+    options.add_argument("--scores", action="store_true", help="add a column for each class with its softmax score")
     options.add_argument("--out", type=Path, help="a CSV file, which must not exist yet (default: print)")
     return options
 
@@ -121,12 +121,14 @@ def _rows(
         )
     chooses = kind == "cluster" and run.chooses_clusters
     classes, columns = data.dataset.classes, list(LABELS)
-    # A network may return more numbers than a target has, such as a mean and a variance, or than there are classes.
-    outputs = run.model(kind, client=clients[0], cluster=0 if chooses else None)(spec.blank(1)[0])  # type: ignore[arg-type]
-    if not has_labels:
-        columns = [*_numbered("target", spec.target_shape), *_numbered("output", outputs.shape[1:])]
-    elif has_scores:
-        columns += [f"score_{_name(number, classes)}" for number in range(outputs.shape[1])]
+    # The network says how many columns there are. It may return more numbers than a target has, such as a mean and a
+    # variance, and more scores than there are classes.
+    if has_scores or not has_labels:
+        outputs = run.model(kind, client=clients[0], cluster=0 if chooses else None)(spec.blank(1)[0])  # type: ignore[arg-type]
+        if has_labels:
+            columns += [f"score_{_name(number, classes)}" for number in range(outputs.shape[1])]
+        else:
+            columns = [*_numbered("target", spec.target_shape), *_numbered("output", outputs.shape[1:])]
     place_of, of_files = data.dataset.place_of, data.dataset.place_of(0) is not None
     yield ["client", *(["name"] if population.names else []), "index", *(["file", "row"] if of_files else []), *columns]
     for client in clients:

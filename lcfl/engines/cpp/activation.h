@@ -1,5 +1,5 @@
 // Functions of single numbers, and their derivatives from their results, or from their inputs (ELU, GELU, SiLU and
-// those that begin with "hard"). That of AFFINE is a constant.
+// those that begin with "hard"). The derivative of AFFINE is a constant.
 
 #pragma once
 

@@ -49,8 +49,8 @@ struct Op {
     int32_t groups;     // of GROUP_NORM and SHUFFLE
     int32_t place;      // of a DROPOUT among the masks; of what CONCATENATE writes, and of what PART reads
     int32_t is_frozen;  // its parameters and statistics are in the frozen vector, and it does not change them
-    // eps is also the slope of LEAKY_RELU, the alpha of ELU, and the factor of an AVG_POOL, which is 0 if it depends on
-    // the window. AFFINE is eps x + momentum.
+    // eps is also the slope of LEAKY_RELU below 0, the alpha of ELU, and the factor of an AVG_POOL, which is 0 if it
+    // depends on the window. AFFINE is eps x + momentum.
     float eps, momentum;
     int64_t weight, bias;        // offsets in the model or the frozen vector; -1 if there is none
     int64_t mean, var, tracked;  // BATCH_NORM: offsets of its statistics in the buffers or the frozen vector
