@@ -15,7 +15,6 @@ from lcfl.models.hooks import has_hooks, has_parameter_hooks
 
 __all__ = ["BATCH", "Unsupported", "forward_graph", "is_size", "size_of"]
 
-
 DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, stochastic_depth)
 OF_SIZES: dict[Any, Callable[[int, int], int]] = {  # what networks compute with sizes
     operator.mul: operator.mul,

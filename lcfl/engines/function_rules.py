@@ -78,8 +78,8 @@ def _negate(to: Builder, input: Place) -> Place:
 
 
 def _concatenate(to: Builder, tensors: Sequence[Place], dim: int = 0) -> Place | None:
-    is_of_features = all(each.is_flat for each in tensors)
-    return to.concatenate(tensors) if dim == 1 or (dim == -1 and is_of_features) else None
+    are_features = all(each.is_flat for each in tensors)
+    return to.concatenate(tensors) if dim == 1 or (dim == -1 and are_features) else None
 
 
 def _chunk(to: Builder, input: Place, chunks: int, dim: int = 0) -> _Pieces | None:
