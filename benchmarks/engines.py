@@ -76,6 +76,38 @@ class Signals(networks.SplitNetwork):
         super().__init__(nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 29, 100), nn.ReLU()), nn.Linear(100, 10))
 
 
+class Steps(Signals):
+    """The same for 128 steps of 9 sensors that come as rows ``[128, 9]``."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Returns class scores ``[B, 10]``."""
+        return super().forward(inputs.transpose(1, 2))
+
+
+class Mixer(nn.Module):
+    """Four blocks of an MLP-Mixer with 64 patches of 4 x 4 pixels and 128 channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.norm, self.decision = nn.Conv2d(3, 128, 4, 4), nn.LayerNorm(128), nn.Linear(128, 10)
+        self.of_tokens = nn.ModuleList(self._perceptron(64, 32) for _ in range(4))
+        self.of_channels = nn.ModuleList(self._perceptron(128, 512) for _ in range(4))
+        self.norms = nn.ModuleList(nn.LayerNorm(128) for _ in range(8))
+
+    @staticmethod
+    def _perceptron(size: int, hidden: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(size, hidden), nn.GELU(), nn.Linear(hidden, size))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Returns class scores ``[B, 10]``."""
+        value = self.patches(inputs).flatten(2).transpose(1, 2)
+        for i, (of_tokens, of_channels) in enumerate(zip(self.of_tokens, self.of_channels, strict=True)):
+            value = value + of_tokens(self.norms[2 * i](value).transpose(1, 2)).transpose(1, 2)
+            value = value + of_channels(self.norms[2 * i + 1](value))
+        scores: Tensor = self.decision(self.norm(value).mean(1))
+        return scores
+
+
 class Smooth(networks.SplitNetwork):
     """LeNet-5 with another activation."""
 
@@ -113,9 +145,11 @@ OF_TORCHVISION = {  # name: where it is cut
     "mobilenet_v3_small": "classifier",
     "efficientnet_b0": "classifier",
     "densenet121": "classifier",
+    "convnext_tiny": "classifier",
 }
 # name: the network, where it is cut, and the shape of one sample
 IMAGES, DIGITS, SENSORS, GREY, CHARACTERS, TOKENS = (3, 32, 32), (1, 28, 28), (9, 128), (784,), (80,), (32,)
+ROWS = SENSORS[::-1]
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], str | None, tuple[int, ...]]] = {
     "LeNet5": (networks.LeNet5, None, IMAGES),
     "CNN": (networks.CNN, None, IMAGES),
@@ -128,6 +162,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], str | None, tuple[int, ...]]]
     "strides, 3 x 3": (partial(Strided, 3, False), None, IMAGES),
     "strides, 4 x 4": (partial(Strided, 4, True), None, IMAGES),
     "signals": (Signals, None, SENSORS),
+    "signals, steps first": (Steps, None, ROWS),
+    "mixer": (Mixer, "decision", IMAGES),
     "LeNet5, tanh": (partial(Smooth, nn.Tanh), None, IMAGES),
     "LeNet5, sigmoid": (partial(Smooth, nn.Sigmoid), None, IMAGES),
     "LeNet5, GELU": (partial(Smooth, nn.GELU), None, IMAGES),

@@ -12,7 +12,7 @@ from torch import nn
 from torchvision.ops import StochasticDepth, stochastic_depth  # type: ignore[import-untyped,unused-ignore]
 
 from lcfl.engines.forward_graph import BATCH, Unsupported
-from lcfl.engines.layer_rules import add_layer
+from lcfl.engines.layer_rules import Scale, add_layer
 from lcfl.engines.operations import Builder, Place
 
 __all__ = ["add_call"]
@@ -51,6 +51,30 @@ def _layer(kind: type[nn.Module]) -> Rule:
     return rule
 
 
+def _linear(to: Builder, input: Place, weight: nn.Parameter, bias: nn.Parameter | None = None) -> Place:
+    outputs, inputs = weight.shape
+    return _with_parameters(to, nn.Linear(inputs, outputs, device="meta"), input, weight, bias)
+
+
+def _layer_norm(
+    to: Builder,
+    input: Place,
+    normalized_shape: Sequence[int],
+    weight: nn.Parameter | None = None,
+    bias: nn.Parameter | None = None,
+    eps: float = 1e-5,
+) -> Place:
+    return _with_parameters(to, nn.LayerNorm(normalized_shape, eps, device="meta"), input, weight, bias)
+
+
+def _with_parameters(
+    to: Builder, layer: Any, at: Place, weight: nn.Parameter | None, bias: nn.Parameter | None
+) -> Place:
+    """Adds a layer with the parameters that its functional form gets."""
+    layer.weight, layer.bias = weight, bias
+    return add_layer(to, layer, at)
+
+
 def _add(to: Builder, input: Any, other: Any) -> Place:
     at, summand = _tensor_first(input, other)
     return to.add(at, summand) if isinstance(summand, Place) else to.affine(at, 1, summand)
@@ -60,9 +84,19 @@ def _subtract(to: Builder, input: Any, other: Any) -> Place:
     return _add(to, input, to.affine(other, -1, 0) if isinstance(other, Place) else -other)
 
 
-def _multiply(to: Builder, input: Any, other: Any) -> Place:
+def _multiply(to: Builder, input: Any, other: Any) -> Place | None:
     at, factor = _tensor_first(input, other)
+    if isinstance(factor, nn.Parameter):
+        return _scale(to, at, factor)
     return to.multiply(at, factor) if isinstance(factor, Place) else to.affine(at, factor, 0)
+
+
+def _scale(to: Builder, at: Place, factor: nn.Parameter) -> Place | None:
+    """Adds a product with a parameter ``[C, 1, 1]``, or ``[C]`` if the channels are the last dimension."""
+    shape, size = [1] * (at.rank + 1), to.sizes_of(at)[at.channel_dim - 1]
+    shape[at.channel_dim] = size
+    is_of_channels = factor.numel() == size and shape[len(shape) - factor.dim() :] == [*factor.shape]
+    return add_layer(to, Scale(factor), at) if is_of_channels else None
 
 
 def _tensor_first(one: Any, other: Any) -> tuple[Any, Any]:
@@ -77,41 +111,58 @@ def _negate(to: Builder, input: Place) -> Place:
     return to.affine(input, -1, 0)
 
 
-def _concatenate(to: Builder, tensors: Sequence[Place], dim: int = 0) -> Place | None:
-    are_features = all(each.is_flat for each in tensors)
-    return to.concatenate(tensors) if dim == 1 or (dim == -1 and are_features) else None
+def _concatenate(to: Builder, tensors: Sequence[Place], dim: int = 0) -> Place:
+    return to.concatenate([to.with_channels(each, dim) for each in tensors])
 
 
 def _chunk(to: Builder, input: Place, chunks: int, dim: int = 0) -> _Pieces | None:
-    return _split(to, input, -(-to.sizes_of(input)[0] // chunks), dim)
+    return _split(to, input, -(-to.sizes_of(input)[dim - (dim > 0)] // chunks), dim)
 
 
 def _split(to: Builder, input: Place, split_size: int | Sequence[int], dim: int = 0) -> _Pieces | None:
-    channels = to.sizes_of(input)[0]
+    at = to.with_channels(input, dim)
+    channels = to.sizes_of(at)[at.channel_dim - 1]
     if isinstance(split_size, int):
         whole, rest = divmod(channels, split_size)
         split_size = [split_size] * whole + [rest] * (rest > 0)
     bounds = list(pairwise(accumulate(split_size, initial=0)))
-    return _Pieces(input, bounds) if dim == 1 and bounds[-1][1] == channels else None
+    return _Pieces(at, bounds) if bounds[-1][1] == channels else None
 
 
 def _get_item(to: Builder, of: Place | _Pieces, index: Any) -> Place | None:
-    """Adds a piece, or a range of channels ``x[:, a:b]``."""
+    """Adds a piece, a range of one dimension such as ``x[:, a:b]``, or one of its places, ``x[:, :, -1]``."""
     if isinstance(of, _Pieces):
         return to.channels(of.at, *of.bounds[index])
-    samples, channels, *others = index
-    begin, end, step = channels.indices(to.sizes_of(of)[0])
-    if any(each != slice(None) for each in (samples, *others)) or len(others) > len(to.sizes_of(of)) - 1 or step != 1:
+    index = [*index]
+    if Ellipsis in index:
+        index[(here := index.index(Ellipsis)) : here + 1] = [slice(None)] * (of.rank + 2 - len(index))
+    (dim,) = (dim for dim, each in enumerate(index) if each != slice(None))  # the only one
+    size, chosen = to.sizes_of(of)[dim - 1], index[dim]
+    begin, end, step = chosen.indices(size) if isinstance(chosen, slice) else (range(size)[chosen], None, 1)
+    if dim == 0 or step != 1 or len(index) > of.rank + 1:
         return None
-    return to.channels(of, begin, end)
+    of = to.with_channels(of, dim)
+    return to.channels(of, begin, end) if end is not None else _squeeze(to, to.channels(of, begin, begin + 1), dim)
 
 
-def _flatten(to: Builder, input: Place, start_dim: int = 0, end_dim: int = -1) -> Place | None:
-    return Place(input.number, True) if (start_dim, end_dim) == (1, -1) else None
+def _flatten(to: Builder, input: Place, start_dim: int = 0, end_dim: int = -1) -> Place:
+    return add_layer(to, nn.Flatten(start_dim, end_dim), input)
 
 
 def _unsqueeze(to: Builder, input: Place, dim: int) -> Place | None:
-    return to.reshape(input, (1, *to.sizes_of(input))) if input.is_flat and dim == 1 else None
+    sizes, dim = [*to.sizes_of(input)], range(input.rank + 2)[dim]
+    sizes.insert(dim - 1, 1)
+    return to.reshape(input, sizes) if dim > 0 else None
+
+
+def _squeeze(to: Builder, input: Place, dim: int) -> Place | None:
+    """Adds a value without a dimension of size 1. The batch may have any size."""
+    sizes, dim = [*to.sizes_of(input)], range(input.rank + 1)[dim]
+    return to.reshape(input, sizes) if dim > 0 and sizes.pop(dim - 1) == 1 and sizes else None
+
+
+def _permute(to: Builder, input: Place, *dims: Any) -> Place:
+    return to.permute(input, dims[0] if isinstance(dims[0], Sequence) else dims)
 
 
 def _reshape(to: Builder, input: Place | _Grouped, *shape: Any) -> Place | _Grouped | None:
@@ -126,6 +177,7 @@ def _reshape(to: Builder, input: Place | _Grouped, *shape: Any) -> Place | _Grou
 
 def _group(to: Builder, at: Place, sizes: Sequence[int]) -> _Grouped | None:
     """Returns a view of an image as ``[B, groups, C / groups, H, W]``."""
+    at = to.plain(at)
     groups, of_group, *sides = to.filled(at, sizes)
     return _Grouped(at, groups) if (groups * of_group, *sides) == to.sizes_of(at) else None
 
@@ -136,9 +188,13 @@ def _shuffle(to: Builder, seen: _Grouped, sizes: Sequence[int]) -> Place | None:
     return add_layer(to, nn.ChannelShuffle(seen.groups), seen.at) if is_shuffle else None
 
 
-def _transpose(to: Builder, input: _Grouped, dim0: int, dim1: int) -> _Grouped | None:
-    """Returns a view of groups and channels with the two swapped."""
-    return replace(input, is_swapped=not input.is_swapped) if {dim0, dim1} == {1, 2} else None
+def _transpose(to: Builder, input: Place | _Grouped, dim0: int, dim1: int) -> Place | _Grouped | None:
+    """Returns a view of groups and channels with the two swapped, or that of another order of dimensions."""
+    if isinstance(input, _Grouped):
+        return replace(input, is_swapped=not input.is_swapped) if {dim0, dim1} == {1, 2} else None
+    order = [*range(input.rank + 1)]
+    order[dim0], order[dim1] = order[dim1], order[dim0]
+    return to.permute(input, order)
 
 
 def _contiguous(to: Builder, input: Place | _Grouped) -> Place | _Grouped:
@@ -149,25 +205,30 @@ def _contiguous(to: Builder, input: Place | _Grouped) -> Place | _Grouped:
 
 def _mean(to: Builder, input: Place, dim: Any = None, keepdim: bool = False) -> Place | None:
     """Adds the mean over all pixels of an image, or all steps of a signal."""
-    sides = {2} if to.is_signal else {2, 3}
-    dims = dim if isinstance(dim, Sequence) else (dim,)
-    if input.is_flat or len(dims) != len(sides) or {each % (len(sides) + 2) for each in dims} != sides:
+    dims = sorted(range(input.rank + 1)[each] for each in (dim if isinstance(dim, Sequence) else (dim,)))
+    if input.is_flat or dims not in ([*range(2, input.rank + 1)], [*range(1, input.rank)]):
         return None
-    place = add_layer(to, nn.AdaptiveAvgPool1d(1) if to.is_signal else nn.AdaptiveAvgPool2d(1), input)
-    return place if keepdim else Place(place.number, True)
+    at = to.plain(input) if dims[0] == 2 else to.turned(input)
+    pool = nn.AdaptiveAvgPool1d(1) if at.rank == 2 else nn.AdaptiveAvgPool2d(1)
+    place = add_layer(to, pool, replace(at, is_turned=False))
+    return replace(place, is_turned=at.is_turned) if keepdim else Place(place.number, 1)
 
 
 RULES: dict[Any, Rule] = {  # of functions, and of methods by name
     torch.add: _add,
     operator.add: _add,
     operator.iadd: _add,
+    "add": _add,
     torch.sub: _subtract,
+    "sub": _subtract,
     operator.sub: _subtract,
     operator.isub: _subtract,
     torch.mul: _multiply,
+    "mul": _multiply,
     operator.mul: _multiply,
     operator.imul: _multiply,
     torch.div: _divide,
+    "div": _divide,
     operator.truediv: _divide,
     operator.itruediv: _divide,
     torch.neg: _negate,
@@ -186,9 +247,17 @@ RULES: dict[Any, Rule] = {  # of functions, and of methods by name
     "reshape": _reshape,
     torch.unsqueeze: _unsqueeze,
     "unsqueeze": _unsqueeze,
+    torch.squeeze: _squeeze,
+    "squeeze": _squeeze,
     torch.transpose: _transpose,
     "transpose": _transpose,
+    torch.swapaxes: _transpose,
+    "swapaxes": _transpose,
+    torch.permute: _permute,
+    "permute": _permute,
     "contiguous": _contiguous,
+    F.linear: _linear,
+    F.layer_norm: _layer_norm,
     torch.mean: _mean,
     "mean": _mean,
 }

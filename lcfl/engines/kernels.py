@@ -35,6 +35,7 @@ _LAYERS = (
     "max_pool",
     "avg_pool",
     "group_norm",
+    "layer_norm",
     "batch_norm",
     "add",
     "multiply",

@@ -1,5 +1,6 @@
 """How torch's layers become operations of the kernels. Layers whose settings no operation has are refused."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,9 +11,17 @@ from lcfl.engines.forward_graph import Unsupported
 from lcfl.engines.kernels import Value
 from lcfl.engines.operations import Builder, Place, has_any_order, shape_of
 
-__all__ = ["add_layer"]
+__all__ = ["Scale", "add_layer"]
 
 Rule = Callable[[Builder, Any, Place, Value], Place | None]  # None for settings that the kernels do not have
+
+
+class Scale(nn.Module):
+    """What stands for a product with one parameter per channel, which no layer of torch computes."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
 
 
 def _conv(to: Builder, layer: nn.Conv1d | nn.Conv2d, at: Place, value: Value) -> Place | None:
@@ -23,7 +32,7 @@ def _conv(to: Builder, layer: nn.Conv1d | nn.Conv2d, at: Place, value: Value) ->
     padding = named[layer.padding] if isinstance(layer.padding, str) else layer.padding
     if at.is_flat or any(each != 1 for each in layer.dilation):
         return None
-    window = to.window(layer, padding)
+    window = _window(at, layer, padding)
     to.keeps_order &= layer.in_channels > 1 or window[0] != (1, 1)
     if layer.padding_mode != "zeros" or any(pad >= side for side, _, pad in zip(*window, strict=True)):
         return None
@@ -36,7 +45,23 @@ def _conv(to: Builder, layer: nn.Conv1d | nn.Conv2d, at: Place, value: Value) ->
 
 
 def _linear(to: Builder, layer: nn.Linear, at: Place, value: Value) -> Place | None:
-    return to.emit("linear", at, (layer.out_features, 1, 1), layer) if at.is_flat else None
+    """Adds a matrix product of features, or of the channels of each pixel, which is a convolution of one pixel."""
+    if at.is_flat:
+        return to.emit("linear", at, (layer.out_features, 1, 1), layer)
+    if layer.in_features != value.channels:
+        return None
+    shape, pixel = (layer.out_features, value.height, value.width), _fields((1, 1), (1, 1), (0, 0))
+    place = to.emit("conv", at, shape, layer, **pixel)
+    to.token_layers += 1
+    to.in_order.add(place.number)
+    return place
+
+
+def _scale(to: Builder, layer: Scale, at: Place, value: Value) -> Place | None:
+    """Adds a product with one factor per channel, which is a depthwise convolution of one pixel."""
+    if _hides_pixels(at, value):
+        at = to.part(at, 0, (value.size, 1, 1))
+    return to.emit("depthwise", at, shape_of(to.values[at.number]), layer, **_fields((1, 1), (1, 1), (0, 0)))
 
 
 def _pointwise(kind: str) -> Rule:
@@ -77,9 +102,14 @@ def _dropout(to: Builder, layer: nn.Dropout | nn.Dropout1d | nn.Dropout2d, at: P
         return at
     if layer.p == 1 or (of_channels and at.is_flat):
         return None
-    if not (of_channels or at.is_flat or to.is_signal or to.keeps_order or has_any_order(value)):
-        raise Unsupported("it has dropout of images whose order in memory is not known")
+    if not (of_channels or at.is_flat or at.number in to.in_order or _is_drawn_in_order(to, at, value)):
+        raise Unsupported("it has dropout of tensors whose order in memory is not known")
     return to.drop(at, layer.p, "channel" if of_channels else "number", layer)
+
+
+def _is_drawn_in_order(to: Builder, at: Place, value: Value) -> bool:
+    """Returns whether torch's dropout draws for a signal or an image in the order of `Dropout.mask`."""
+    return to.keeps_dims and not at.is_turned and (at.rank == 2 or to.keeps_order or has_any_order(value))
 
 
 def _stochastic_depth(to: Builder, layer: StochasticDepth, at: Place, value: Value) -> Place | None:
@@ -97,19 +127,23 @@ def _unflatten(to: Builder, layer: nn.Unflatten, at: Place, value: Value) -> Pla
 
 
 def _flatten(to: Builder, layer: nn.Flatten, at: Place, value: Value) -> Place | None:
-    return Place(at.number, True) if (layer.start_dim, layer.end_dim) == (1, -1) else None
+    sizes = to.sizes_of(at)
+    start, end = (range(at.rank + 1)[each] for each in (layer.start_dim, layer.end_dim))
+    if start == 0:
+        return None
+    return to.reshape(at, (*sizes[: start - 1], math.prod(sizes[start - 1 : end]), *sizes[end:]))
 
 
 def _max_pool(to: Builder, layer: nn.MaxPool1d | nn.MaxPool2d, at: Place, value: Value) -> Place | None:
-    if at.is_flat or to.sides(layer.dilation, 1) != (1, 1) or layer.return_indices:
+    if at.is_flat or _sides(at, layer.dilation, 1) != (1, 1) or layer.return_indices:
         return None
-    window = to.window(layer, layer.padding)
+    window = _window(at, layer, layer.padding)
     sides = _windows(value, *window, with_rest=layer.ceil_mode)
     return to.emit("max_pool", at, (value.channels, *sides), layer, **_fields(*window))
 
 
 def _avg_pool(to: Builder, layer: nn.AvgPool1d | nn.AvgPool2d, at: Place, value: Value) -> Place | None:
-    window = kernel, _, padding = to.window(layer, layer.padding)
+    window = kernel, _, padding = _window(at, layer, layer.padding)
     divisor = getattr(layer, "divisor_override", None)
     if divisor is None and layer.count_include_pad and padding != (0, 0):
         divisor = kernel[0] * kernel[1]
@@ -128,9 +162,9 @@ def _adaptive_pool(kind: str) -> Rule:
 
     def rule(to: Builder, layer: Any, at: Place, value: Value) -> Place | None:
         size, sides = layer.output_size, (value.height, value.width)
-        if at.is_flat or (isinstance(size, Sequence) and len(size) != (1 if to.is_signal else 2)):
+        if at.is_flat or (isinstance(size, Sequence) and len(size) != at.rank - 1):
             return None
-        outs = tuple(side if out is None else out for side, out in zip(sides, to.sides(size, 1), strict=True))
+        outs = tuple(side if out is None else out for side, out in zip(sides, _sides(at, size, 1), strict=True))
         to.keeps_order &= not has_any_order(value) or outs == (1, 1)
         is_divided = not any(side % out for side, out in zip(sides, outs, strict=True))
         if kind == "max_pool" and (layer.return_indices or not is_divided):
@@ -160,20 +194,20 @@ def _channel_shuffle(to: Builder, layer: nn.ChannelShuffle, at: Place, value: Va
     if at.is_flat or value.channels % layer.groups:
         return None
     to.keeps_order = False
-    return to.emit("shuffle", at, shape_of(value), layer, groups=layer.groups)
+    return to.emit("shuffle", at, shape_of(value), layer, groups=layer.groups, place=value.height * value.width)
 
 
 def _layer_norm(to: Builder, layer: nn.LayerNorm, at: Place, value: Value) -> Place | None:
-    """Adds a normalisation of features, which is a group normalisation with one group."""
-    if not at.is_flat or _hides_pixels(at, value) or layer.normalized_shape != (value.channels,) or layer.eps <= 0:
+    """Adds a normalisation of features, or of the channels of each pixel."""
+    if _hides_pixels(at, value) or layer.normalized_shape != (value.channels,) or layer.eps <= 0:
         return None
-    return to.emit("group_norm", at, shape_of(value), layer, groups=1, eps=layer.eps)
+    return to.emit("layer_norm", at, shape_of(value), layer, eps=layer.eps)
 
 
 def _batch_norm(to: Builder, layer: nn.BatchNorm2d | nn.BatchNorm1d, at: Place, value: Value) -> Place | None:
     if layer.momentum is None or not layer.track_running_stats or _hides_pixels(at, value):
         return None
-    if isinstance(layer, nn.BatchNorm1d) != (at.is_flat or to.is_signal):
+    if isinstance(layer, nn.BatchNorm1d) != (at.rank < 3):
         return None
     statistics = layer.running_mean, layer.running_var, layer.num_batches_tracked
     if [0 if each is None else each.numel() for each in statistics] != [value.channels, value.channels, 1]:
@@ -205,6 +239,7 @@ LAYERS: dict[type[nn.Module], Rule] = {
     nn.GroupNorm: _group_norm,
     nn.LayerNorm: _layer_norm,
     nn.BatchNorm1d: _batch_norm,
+    Scale: _scale,
 }
 OF_SIGNALS: dict[type[nn.Module], Rule] = {
     nn.Conv1d: _conv,
@@ -225,6 +260,25 @@ OF_IMAGES: dict[type[nn.Module], Rule] = {
     nn.InstanceNorm2d: _instance_norm,
     nn.BatchNorm2d: _batch_norm,
 }
+OF_NUMBERS = (  # these do not mind which dimension the channels are
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.SELU,
+    nn.CELU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.Hardsigmoid,
+    nn.Hardswish,
+    nn.GELU,
+    nn.SiLU,
+    nn.Dropout,
+    StochasticDepth,
+    nn.Identity,
+    Scale,
+)
+OF_LAST_DIM = (nn.Linear, nn.LayerNorm)  # whose channels are the last dimension
 KEEPS_RESULT = (nn.ReLU, nn.Tanh, nn.Sigmoid)  # torch computes the gradient from the result
 KEEPS_RESULT_IN_PLACE = (nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU)  # so it does here if the result replaces the input
 
@@ -235,8 +289,11 @@ def add_layer(to: Builder, layer: nn.Module, at: Place) -> Place:
     Raises:
         Unsupported: for a layer, or settings of it, that the kernels do not have, and for a layer that is used twice.
     """
-    kind, value = type(layer), to.values[at.number]
-    rule = LAYERS.get(kind) or (OF_SIGNALS if to.is_signal else OF_IMAGES).get(kind)
+    kind = type(layer)
+    if kind not in OF_NUMBERS:
+        at = to.turned(at) if kind in OF_LAST_DIM else to.plain(at)
+    value = to.values[at.number]
+    rule = LAYERS.get(kind) or (OF_SIGNALS if at.rank == 2 else OF_IMAGES).get(kind)
     name = f"{kind.__name__} {to.names.get(id(layer), '')}".strip()
     if rule is None:
         raise Unsupported(f"it has the layer {name}")
@@ -264,6 +321,17 @@ def add_layer(to: Builder, layer: nn.Module, at: Place) -> Place:
 def _hides_pixels(at: Place, value: Value) -> bool:
     """Returns whether an image was flattened. Its pixels are features then and no longer belong to a channel."""
     return at.is_flat and value.height * value.width > 1
+
+
+def _sides(at: Place, setting: int | Sequence[int | None] | None, of_signal: int) -> tuple[Any, Any]:
+    """Returns a setting of a layer for height and width. `of_signal` is that for the height of a signal."""
+    sides = setting if isinstance(setting, Sequence) else (setting,)
+    return (of_signal if at.rank == 2 else sides[0]), sides[-1]
+
+
+def _window(at: Place, layer: Any, padding: int | tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Returns kernel, stride and padding of a window that moves over an image or a signal."""
+    return _sides(at, layer.kernel_size, 1), _sides(at, layer.stride, 1), _sides(at, padding, 0)
 
 
 def _fields(kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> dict[str, int]:

@@ -66,7 +66,10 @@ def choose_engine(
     tried = wanted if wanted != "auto" else "compiled" if device == "cpu" else "stacked"
     try:
         if tried == "compiled":
-            return ChosenEngine("compiled", check_compiled(module, data.dataset.spec, device, precision))
+            program = check_compiled(module, data.dataset.spec, device, precision)
+            if wanted == "auto" and program.is_of_tokens:
+                raise Unsupported("nearly all of its layers are linear layers of tokens, which it makes no faster")
+            return ChosenEngine("compiled", program)
         if tried == "stacked":
             check_stacked(module, data.dataset.spec, precision)
     except Unsupported as reason:

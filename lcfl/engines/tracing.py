@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from lcfl.models.layout import Layout
 __all__ = ["Program", "trace"]
 
 LOG_SOFTMAX = (F.log_softmax, torch.log_softmax, "log_softmax")
+MOST_TOKEN_LAYERS = 4  # for a convolution; ConvNeXt has two, for which the kernels are faster, and an MLP-Mixer 16
 IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 
 
@@ -34,6 +36,7 @@ class Program:
         dropouts: the dropouts in the order of the forward pass.
         log_softmax: whether the network ends with a log softmax, which is no operation: the cross-entropy of scores
             is the negative log-likelihood of their log softmax, and so is that of the log softmax itself.
+        token_layers: the number of linear layers of the last dimension of signals and images.
     """
 
     ops: tuple[Op, ...]
@@ -41,6 +44,7 @@ class Program:
     output: int
     dropouts: tuple[Dropout, ...] = ()
     log_softmax: bool = False
+    token_layers: int = 0
 
     def returned(self, outputs: Tensor) -> Tensor:
         """Returns what the network returns, from the last value ``[B, C]``."""
@@ -51,6 +55,12 @@ class Program:
         """The program as the kernels take it."""
         ops, values = (Op * len(self.ops))(*self.ops), (Value * len(self.values))(*self.values)
         return ops, len(ops), values, len(values), 0, self.output
+
+    @property
+    def is_of_tokens(self) -> bool:
+        """Whether nearly all layers are linear layers of tokens, which torch multiplies as fast as the kernels do."""
+        convolutions = sum(op.kind in (KIND["conv"], KIND["depthwise"]) for op in self.ops) - self.token_layers
+        return self.token_layers > MOST_TOKEN_LAYERS * convolutions
 
     @property
     def num_outputs(self) -> int:
@@ -71,19 +81,19 @@ class _Tracer:
     found: dict[fx.Node, Any] = field(default_factory=dict)  # what stands for the result of each
     log_softmax: bool = False
 
-    def run(self, graph: fx.Graph, is_flat: bool) -> Program:
+    def run(self, graph: fx.Graph, rank: int) -> Program:
         """Returns the program of the network.
 
         Args:
             graph: the graph of the network's forward pass.
-            is_flat: whether an input is a vector.
+            rank: the number of dimensions of an input.
         """
         last: Any = None
         for node in graph.nodes:
             if node.op == "placeholder":
                 if self.found:
                     raise Unsupported("its forward pass takes more than one input")
-                self.found[node] = Place(0, is_flat)
+                self.found[node] = Place(0, rank)
             elif node.op == "output":
                 last = self.found.get(node.args[0]) if isinstance(node.args[0], fx.Node) else None
             elif is_size(node):
@@ -104,7 +114,8 @@ class _Tracer:
         if any(op.output not in readers for op in made.ops):  # torch gives the parameters before it no gradient
             raise Unsupported("its forward pass computes what its output does not depend on")
         made.share_values(last.number, readers)
-        return Program(tuple(made.ops), tuple(made.values), last.number, tuple(made.dropouts), self.log_softmax)
+        ops, values, dropouts = tuple(made.ops), tuple(made.values), tuple(made.dropouts)
+        return Program(ops, values, last.number, dropouts, self.log_softmax, made.token_layers)
 
     def size_of(self, node: fx.Node) -> Any:
         """Returns the number that a node for sizes stands for, or several."""
@@ -116,7 +127,7 @@ class _Tracer:
     def visit(self, node: fx.Node) -> Any:
         """Adds the operations of a node and returns the place of its result, or what else stands for it."""
         if node.op == "get_attr":
-            raise Unsupported(f"its forward pass reads {node.target}")
+            return self.parameter(str(node.target))
         args: Sequence[Any] = fx.map_arg(node.args, self.found.__getitem__)
         options: dict[str, Any] = dict(fx.map_arg(node.kwargs, self.found.__getitem__))
         if node.op == "call_module":
@@ -136,6 +147,12 @@ class _Tracer:
         if node.target in IN_PLACE and isinstance(args[0], Place):
             self.to.overwritten.append(args[0].number)
         return add_call(self.to, node.target, args, options)
+
+    def parameter(self, name: str) -> nn.Parameter:
+        """Returns a parameter that the forward pass reads."""
+        with suppress(AttributeError):
+            return self.network.get_parameter(name)
+        raise Unsupported(f"its forward pass reads {name}")
 
     def end(self, node: fx.Node, at: Place, dim: Any) -> Place:
         """Ends the network with a log softmax."""
@@ -174,4 +191,4 @@ def trace(network: nn.Module, shape: Sequence[int], layout: Layout | None = None
             raise Unsupported(f"its layer {name} is frozen and has buffers, so it stays in evaluation mode")
     graph = forward_graph(network)
     to = Builder(network, layout, shape)
-    return _Tracer(network, to).run(graph, is_flat=len(shape) == 1)
+    return _Tracer(network, to).run(graph, len(shape))

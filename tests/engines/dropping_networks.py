@@ -153,3 +153,41 @@ class DroppingNormalised(SplitNetwork):
             nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.InstanceNorm2d(8), nn.Dropout(0.3), nn.Flatten()
         )
         super().__init__(embedding, nn.Linear(8 * 7 * 5, 4))
+
+
+class DroppingTurned(nn.Module):
+    """Drops numbers after linear layers over tokens, which torch has in the order of their dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches, self.drop = nn.Conv2d(3, 18, 3, stride=3), nn.Dropout(0.3)
+        self.tokens = nn.Sequential(nn.Linear(9, 5), nn.GELU(), nn.Dropout(0.2), nn.Linear(5, 9))
+        self.channels = nn.Sequential(nn.Linear(18, 7), nn.Tanh(), nn.Dropout(0.4))
+        self.blocks, self.decision = StochasticDepth(0.4, "row"), nn.Linear(7, 4)
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2)  # [B, 18, 9]
+        x = x + self.blocks(self.drop(self.tokens(x)))
+        return self.decision(self.drop(self.channels(x.transpose(1, 2)).mean(1)))
+
+
+class DroppingMoved(nn.Module):
+    """Drops numbers of tensors whose dimensions are not in memory as they are in the shape."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.drop = kind, nn.Dropout(0.5)
+        self.one, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.LayerNorm(8)
+        self.decision = nn.Linear(9 if kind == "columns" else 8, 4)
+
+    def forward(self, x):
+        x = self.one(x)
+        if self.kind == "columns":
+            return self.decision(self.drop(x.permute(0, 3, 1, 2)).mean((2, 3)))
+        if self.kind == "channels":
+            return self.decision(self.drop(x.permute(0, 2, 3, 1)).mean((1, 2)))
+        if self.kind == "pixels":
+            return self.decision(self.drop(x.flatten(2)).mean(2))
+        if self.kind == "back":
+            return self.decision(self.drop(self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)).mean((2, 3)))
+        return self.decision(self.drop(x.flatten(2).transpose(1, 2)).mean(1))

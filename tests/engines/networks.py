@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lcfl.models import CNN, MLP, LeNet5, SplitNetwork
+from tests.engines.turned_networks import TURNED
 
 SHAPE = (3, 11, 9)
 
@@ -386,4 +387,5 @@ NETWORKS = {
     "CNN": (partial(CNN, 3, 9, 4, channels=(5, 9), hidden=(11,), batch_norm=True), (3, 9, 9)),
     "MLP": (partial(MLP, 3 * 11 * 9, (33,), 4), SHAPE),
     "logistic regression": (partial(MLP, 7, (), 4), (7,)),
+    **TURNED,
 }

@@ -14,10 +14,12 @@ from tests.engines.dropping_networks import (
     DroppingByFunctions,
     DroppingImage,
     DroppingJoined,
+    DroppingMoved,
     DroppingNormalised,
     DroppingReshaped,
     DroppingSamples,
     DroppingSignal,
+    DroppingTurned,
 )
 from tests.engines.networks import SHAPE
 from tests.engines.test_compiled import TOLERANCE, batches_of, engines
@@ -36,6 +38,7 @@ from tests.engines.test_compiled import TOLERANCE, batches_of, engines
         (DroppingSamples, SHAPE),
         (DroppingReshaped, (56,)),
         (DroppingNormalised, SHAPE),
+        (DroppingTurned, SHAPE),
         (partial(DroppingAnyOrder, "pixel"), (1, 12, 12)),
     ],
 )
@@ -56,12 +59,18 @@ def test_dropout_draws_the_masks_that_torch_draws(network, shape, size):
 
 @pytest.mark.parametrize("kind", ["input", "gate", "pooled", "range", "shuffled", "contiguous"])
 def test_refuses_dropout_of_values_that_torch_orders_in_another_way(kind):
-    with pytest.raises(Unsupported, match="dropout of images whose order in memory is not known"):
+    with pytest.raises(Unsupported, match="dropout of tensors whose order in memory is not known"):
         trace(DroppingAnyOrder(kind), (1, 12, 12))
 
 
+@pytest.mark.parametrize("kind", ["columns", "channels", "pixels", "back", "tokens"])
+def test_refuses_dropout_of_tensors_whose_dimensions_have_changed_places(kind):
+    with pytest.raises(Unsupported, match="dropout of tensors whose order in memory is not known"):
+        trace(DroppingMoved(kind), SHAPE)
+
+
 @pytest.mark.parametrize(
-    "network", [partial(DroppingImage, 2), partial(DroppingImage, 8), DroppingJoined, DroppingSamples]
+    "network", [partial(DroppingImage, 2), partial(DroppingImage, 8), DroppingJoined, DroppingSamples, DroppingTurned]
 )
 def test_masks_do_not_depend_on_the_order_of_the_inputs_in_memory(network):
     """An augmentation may return another order."""

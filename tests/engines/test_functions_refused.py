@@ -38,6 +38,14 @@ def overwrite_view(x):
     return x.reshape(-1, 9, 11, 3)
 
 
+def overwrite_turned(x):
+    """In torch, the features are a view of what the layer returns."""
+    x = nn.functional.relu(x.permute(0, 2, 3, 1).contiguous())
+    flat = x.flatten(1)
+    flat *= 2
+    return x + 1
+
+
 @pytest.mark.parametrize(
     ("function", "why"),
     [
@@ -51,18 +59,31 @@ def overwrite_view(x):
         (lambda x: x[:, ::2], "calls getitem"),
         (lambda x: torch.cat([x, x[:, 2:1]], 1), "has an empty tensor"),
         (lambda x: torch.cat(list(x.split([0, 3], 1)), 1), "cannot be traced"),
-        (lambda x: x[:, 1], "calls getitem"),
+        (lambda x: x[:, :, 1], "calls getitem"),
+        (lambda x: x[:, 1:, :, 1], "calls getitem"),
+        (lambda x: x[0], "calls getitem"),
+        (lambda x: x[0, 1:], "calls getitem"),
         (lambda x: x[1:], "calls getitem"),
         (lambda x: x[:, 1:, :, :, :], "calls getitem in a way that has no operation"),
         (lambda x: nn.functional.adaptive_avg_pool2d(x, (0, 2)), "with unusual settings"),
-        (lambda x: x.unsqueeze(1), "calls unsqueeze"),
+        (lambda x: x.unsqueeze(0), "calls unsqueeze"),
+        (lambda x: x.unsqueeze(1), "gives a tensor the shape"),
+        (lambda x: x.squeeze(), "calls squeeze"),
+        (lambda x: x.squeeze(1), "calls squeeze"),
+        (lambda x: x.flatten(1).mean(1).squeeze(0), "calls mean"),
+        (lambda x: x.mean((1, 3)), "calls mean"),
         (lambda x: x[:, :, 1:], "calls getitem"),
-        (lambda x: x.view(-1, 3, 99), "has both images and signals"),
         (lambda x: x.view(-1, 3, 5, 33), "gives a tensor of 297 numbers the shape"),
         (lambda x: x.view(-1, 3, 3, 3, 11), "calls view"),
         (lambda x: x.view(-1, 3, 1, 11, 9).flatten(1), "calls flatten"),
         (lambda x: x.view(-1, 3, 1, 11, 9).view(-1, 3, 11, 9), "calls view"),
-        (lambda x: x.transpose(1, 2), "calls transpose"),
+        (lambda x: x.transpose(1, 2), "permutes the dimensions of a tensor as"),
+        (lambda x: x.permute(1, 0, 2, 3), "permutes the dimensions of a tensor as"),
+        (lambda x: x.permute(0, 3, 2), "permutes the dimensions of a tensor as"),
+        (overwrite_turned, "changes in place what its forward pass reads again"),
+        (lambda x: x * nn.Parameter(torch.ones(3, 1, 1)), "cannot be traced"),
+        (lambda x: torch.cat([x, x.permute(0, 2, 3, 1)], 1), "concatenates tensors of different shapes"),
+        (lambda x: x + x.permute(0, 2, 3, 1), "adds tensors of different shapes"),
         (lambda x: 2 / x, "calls truediv"),
         (lambda x: x * 1e39, "a number beyond float32"),
         (lambda x: x + float("nan"), "a number beyond float32"),
@@ -79,3 +100,47 @@ def overwrite_view(x):
 def test_refuses_functions_and_arguments_that_it_does_not_know(function, why):
     with pytest.raises(Unsupported, match=why):
         trace(Calling(function), SHAPE)
+
+
+class Reading(Plainly):
+    """Calls a function with a value of three channels and a parameter of several shapes."""
+
+    def __init__(self, function, *shape):
+        super().__init__()
+        self.function, self.factor = function, nn.Parameter(torch.ones(shape))
+
+    def forward(self, x):
+        return self.decision(self.function(self.one(x), self.factor).flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "why"),
+    [
+        (lambda x, factor: x * factor, (), "calls mul"),
+        (lambda x, factor: x * factor, (3,), "calls mul"),
+        (lambda x, factor: x * factor, (9,), "calls mul"),
+        (lambda x, factor: x * factor, (1, 11, 1), "calls mul"),
+        (lambda x, factor: x * factor, (1, 1, 3, 1, 1), "calls mul"),
+        (lambda x, factor: x + factor, (3, 1, 1), "calls add"),
+        (lambda x, factor: x + factor, (1,), "calls add"),
+        (lambda x, factor: x / factor, (1,), "calls truediv"),
+        (lambda x, factor: factor - x, (), "calls sub"),
+        (lambda x, factor: x * factor.view(3, 1, 1), (3,), "calls view"),
+        (lambda x, factor: x * factor * factor, (3, 1, 1), "uses the layer Scale twice"),
+        (lambda x, factor: nn.functional.linear(x.flatten(1), factor.t()), (297, 4), "calls t"),
+        (lambda x, factor: nn.functional.linear(x, factor), (9, 11), "with unusual settings"),
+        (lambda x, factor: torch.relu(factor), (3,), "calls relu"),
+        (lambda x, factor: nn.functional.conv2d(x, factor), (3, 3, 1, 1), "calls conv2d"),
+    ],
+)
+def test_refuses_parameters_that_belong_to_no_layer(function, shape, why):
+    with pytest.raises(Unsupported, match=why):
+        trace(Reading(function, *shape), SHAPE)
+
+
+def test_a_buffer_is_no_parameter():
+    network = Reading(lambda x, factor: x * factor, 3, 1, 1)
+    del network.factor
+    network.register_buffer("factor", torch.ones(3, 1, 1))
+    with pytest.raises(Unsupported, match="its forward pass reads factor"):
+        trace(network, SHAPE)

@@ -6,6 +6,8 @@ import pytest
 import torch
 import yaml
 from lightning.fabric import Fabric
+from torch import nn
+from torchvision.ops import Permute
 
 from lcfl.engines import CompiledEngine, choose_engine, make_engine
 from lcfl.models import ResNet9
@@ -122,6 +124,21 @@ def test_a_rank_does_not_trace_the_network_again(monkeypatch):
     monkeypatch.delattr("lcfl.engines.compiled.trace")
     engine = make_engine(chosen, Fabric(accelerator="cpu", devices=1), module, data)
     assert type(engine) is CompiledEngine
+
+
+class Tokens(nn.Sequential):
+    """Five layers for each pixel."""
+
+    def __init__(self):
+        layers = [nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(5)]
+        super().__init__(nn.Conv2d(3, 8, 1), Permute([0, 2, 3, 1]), *layers, nn.Flatten(), nn.Linear(32, 4))
+
+
+def test_auto_does_not_take_the_compiled_engine_for_linear_layers_of_tokens(caplog):
+    data, module = data_of((3, 2, 2), 8), FederatedModule(Tokens, cut=None)
+    assert choose_engine("auto", module, data, "cpu", "32-true").name == "sequential"
+    assert "nearly all of its layers are linear layers of tokens" in caplog.text
+    assert choose_engine("compiled", module, data, "cpu", "32-true").name == "compiled"
 
 
 def test_auto_takes_the_stacked_engine_on_a_gpu_only():

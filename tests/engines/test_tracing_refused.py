@@ -269,7 +269,7 @@ class PatchedEnd(Plainly):
         (PatchedEnd, "the layer LogSoftmax end"),
         (
             layers(nn.Conv2d(3, 1, 3), nn.Conv2d(1, 3, 1), nn.ReLU(), nn.Dropout(0.5)),
-            "dropout of images whose order in memory is not known",
+            "dropout of tensors whose order in memory is not known",
         ),
         (layers(nn.Conv2d(3, 3, 3, padding=2, dilation=2)), "Conv2d embedding.0 with unusual settings"),
         (layers(nn.Conv2d(3, 3, 4, padding="same")), "with unusual settings"),

@@ -67,8 +67,12 @@ class Convolution {
             if (rows.size() == 0 || columns.size() == 0) continue;
             Phase slopes = turned(phases_[i]);
             choose_way(slopes.at);
-            Vec* framed = space.frame.of(slopes.at.size() * V * batch.chunks + 1);
-            frame_chunks(batch, slopes, slope, out_, framed);
+            const Vec* framed = slope;
+            if (!is_framed(slopes.at, out_, batch)) {
+                Vec* copy = space.frame.of(slopes.at.size() * V * batch.chunks + 1);
+                frame_chunks(batch, slopes, slope, out_, copy);
+                framed = copy;
+            }
             const float* weight = weight_of(i, model, space);
             if (slopes.at.way == Way::WINOGRAD)
                 return space.winograd.correlate(batch, slopes.at, {weight, true}, none, framed, slopes.at.size() * V,
@@ -148,9 +152,7 @@ class Convolution {
     // pass of this batch has done that.
     const Vec* framed_input(const Batch& batch, const Vec* in, size_t phase, bool now) {
         const Window& at = phases_[phase].at;
-        const bool is_whole = phases_.size() == 1 && at.rows.size() == at.height && at.columns.size() == at.width &&
-                              at.height == in_.height && at.width == in_.width;
-        if (is_whole && !in_chunk(at, batch, batch.chunks - 1).is_packed) return in;
+        if (phases_.size() == 1 && is_framed(at, in_, batch)) return in;
         int64_t begin = 0, end = 0;
         for (size_t i = 0; i < phases_.size(); ++i) {
             if (i == phase) begin = end;
@@ -159,6 +161,12 @@ class Convolution {
         Vec* result = framed_.of(end) + begin;
         if (now) frame_chunks(batch, phases_[phase], in, in_, result);
         return result;
+    }
+
+    // Returns whether a value is its own frame: it has no margins, and no chunk is packed.
+    static bool is_framed(const Window& at, const Value& shape, const Batch& batch) {
+        return at.rows.size() == at.height && at.columns.size() == at.width && at.height == shape.height &&
+               at.width == shape.width && !in_chunk(at, batch, batch.chunks - 1).is_packed;
     }
 
     static void frame_chunks(const Batch& batch, const Phase& phase, const Vec* in, const Value& shape, Vec* out) {

@@ -118,6 +118,7 @@ class Program {
     }
 
     int64_t chunk_size(int number) const { return shapes_[number].size() * batch_.V; }
+    int64_t chunk_pixels(int number) const { return chunk_size(number) / shapes_[number].channels; }
     Vec* value(int number) { return value_[number].of(chunk_size(number) * batch_.chunks); }
     Vec* slope(int number) { return slope_[number].of(chunk_size(number) * batch_.chunks); }
 
@@ -173,6 +174,11 @@ class Program {
                                kept_[number].of(int64_t(op.groups) * 2 * V * batch_.chunks) +
                                    int64_t(chunk) * op.groups * 2 * V);
                     break;
+                case LAYER_NORM:
+                    layer_norm(op, from, V, model, in, out,
+                               kept_[number].of(2 * chunk_pixels(op.input) * batch_.chunks) +
+                                   2 * chunk * chunk_pixels(op.input));
+                    break;
                 case MULTIPLY:
                     multiply(from.size(), shapes_[op.other].size(), V, in,
                              value(op.other) + chunk * chunk_size(op.other), out);
@@ -184,7 +190,7 @@ class Program {
                     std::copy_n(in + int64_t(op.place) * V, out_size, out);
                     break;
                 case SHUFFLE:
-                    shuffle(from.channels, op.groups, in_size / from.channels, in, out);
+                    shuffle(op.groups, from.size() / op.groups / op.place, int64_t(op.place) * V, in, out);
                     break;
                 case ADD: {
                     const Vec* other = value(op.other) + chunk * in_size;
@@ -265,7 +271,8 @@ class Program {
             }
             return;
         }
-        const bool is_norm = op.kind == GROUP_NORM || op.kind == BATCH_NORM, is_trained = !op.is_frozen;
+        const bool is_norm = op.kind == GROUP_NORM || op.kind == LAYER_NORM || op.kind == BATCH_NORM;
+        const bool is_trained = !op.is_frozen;
         float* weights = is_norm && op.weight >= 0 && is_trained ? weight_gradient_.floats(to.channels) : nullptr;
         float* biases = op.bias >= 0 && is_trained ? bias_gradient_.floats(to.channels) : nullptr;
         if (biases && !is_norm) {
@@ -311,7 +318,7 @@ class Program {
         if (op.kind == LINEAR && in_bfloat16_[number])
             return workspace_.bfloat16.connect_back(batch_, model + op.weight, int(from.size()), int(to.size()), rise,
                                                     back);
-        if (op.kind == GROUP_NORM)  // its chunks add to these parts of the gradient
+        if (op.kind == GROUP_NORM || op.kind == LAYER_NORM)  // their chunks add to these parts of the gradient
             for (float* part : {weights, biases})
                 if (part) std::fill_n(part, from.channels, 0.0f);
         const int64_t in_size = chunk_size(op.input), out_size = chunk_size(op.output);
@@ -330,12 +337,16 @@ class Program {
                 case AVG_POOL:
                     avg_pool_back(op, from, to, V, rise, back);
                     break;
-                case SHUFFLE:  // the same with channels / groups groups undoes it
-                    shuffle(from.channels, from.channels / op.groups, in_size / from.channels, rise, back);
+                case SHUFFLE:  // with groups and parts exchanged, it undoes itself
+                    shuffle(from.size() / op.groups / op.place, op.groups, int64_t(op.place) * V, rise, back);
                     break;
                 case GROUP_NORM:
                     group_norm_back(op, from, V, model, in, kept_[number].get() + int64_t(chunk) * op.groups * 2 * V,
                                     rise, back, weights, biases);
+                    break;
+                case LAYER_NORM:
+                    layer_norm_back(op, from, V, model, in, kept_[number].get() + 2 * chunk * chunk_pixels(op.input),
+                                    rise, back, scratch_.of(2 * chunk_pixels(op.input)), weights, biases);
                     break;
             }
     }

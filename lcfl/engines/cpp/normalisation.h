@@ -1,7 +1,8 @@
-// y = (x - mean) / sqrt(var + eps) gamma + beta, over groups of channels or over the batch.
+// y = (x - mean) / sqrt(var + eps) gamma + beta, over groups of channels, the channels of a pixel or the batch.
 
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -65,6 +66,51 @@ inline void group_norm_back(const Op& op, const Value& shape, int V, const float
                 }
             }
         }
+}
+
+// Normalises each pixel of each sample over its channels. `stats` keeps the means and 1 / deviation of all pixels.
+inline void layer_norm(const Op& op, const Value& shape, int V, const float* model, const Vec* in, Vec* out,
+                       Vec* stats) {
+    const int64_t area = int64_t(shape.height) * shape.width * V;
+    Vec *mean = stats, *root = stats + area;
+    std::fill_n(stats, 2 * area, Vec{});
+    for (int c = 0; c < shape.channels; ++c)
+        for (int64_t i = 0; i < area; ++i) mean[i] += in[c * area + i];
+    for (int64_t i = 0; i < area; ++i) mean[i] /= float(shape.channels);
+    for (int c = 0; c < shape.channels; ++c)
+        for (int64_t i = 0; i < area; ++i) root[i] += (in[c * area + i] - mean[i]) * (in[c * area + i] - mean[i]);
+    for (int64_t i = 0; i < area; ++i) root[i] = inverse_root(root[i] / float(shape.channels) + op.eps);
+    for (int c = 0; c < shape.channels; ++c, in += area, out += area) {
+        const float gamma = op.weight < 0 ? 1 : model[op.weight + c], beta = op.bias < 0 ? 0 : model[op.bias + c];
+        for (int64_t i = 0; i < area; ++i) out[i] = (in[i] - mean[i]) * root[i] * gamma + beta;
+    }
+}
+
+// `sums` is memory for two numbers of each pixel.
+inline void layer_norm_back(const Op& op, const Value& shape, int V, const float* model, const Vec* in,
+                            const Vec* stats, const Vec* slope, Vec* back, Vec* sums, float* weights, float* biases) {
+    const int64_t area = int64_t(shape.height) * shape.width * V;
+    const Vec *mean = stats, *root = stats + area;
+    Vec *slopes = sums, *products = sums + area;
+    std::fill_n(sums, 2 * area, Vec{});
+    for (int c = 0; c < shape.channels; ++c) {
+        const Vec *from = in + c * area, *rise = slope + c * area;
+        const float gamma = op.weight < 0 ? 1 : model[op.weight + c];
+        Vec plain = {}, along = {};
+        for (int64_t i = 0; i < area; ++i) {
+            const Vec product = rise[i] * (from[i] - mean[i]) * root[i];
+            plain += rise[i], along += product;
+            slopes[i] += rise[i] * gamma, products[i] += product * gamma;
+        }
+        if (weights) weights[c] += total(along);
+        if (biases) biases[c] += total(plain);
+    }
+    for (int64_t i = 0; i < 2 * area; ++i) sums[i] /= float(shape.channels);
+    for (int c = 0; c < shape.channels; ++c, in += area, slope += area, back += area) {
+        const float gamma = op.weight < 0 ? 1 : model[op.weight + c];
+        for (int64_t i = 0; i < area; ++i)
+            back[i] = (slope[i] * gamma - slopes[i] - (in[i] - mean[i]) * root[i] * products[i]) * root[i];
+    }
 }
 
 // Sums over all samples and pixels of a channel, whose pixels are `area` vectors in every chunk of `size`.

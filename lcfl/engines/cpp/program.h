@@ -17,6 +17,7 @@ enum Kind : int32_t {
     MAX_POOL,
     AVG_POOL,
     GROUP_NORM,
+    LAYER_NORM,
     BATCH_NORM,
     ADD,
     MULTIPLY,
@@ -46,8 +47,10 @@ struct Op {
     int32_t kind, input, other, output;  // numbers of values; `other` is the second input of ADD and MULTIPLY
     int32_t kernel_h, kernel_w;          // 0 for the windows of an AVG_POOL that adapts them to its output
     int32_t stride_h, stride_w, padding_h, padding_w;
-    int32_t groups;     // of GROUP_NORM and SHUFFLE
-    int32_t place;      // of a DROPOUT among the masks; of what CONCATENATE writes, and of what PART reads
+    int32_t groups;  // of GROUP_NORM and SHUFFLE
+    // Of a DROPOUT among the masks; of what CONCATENATE writes, and of what PART reads. SHUFFLE: numbers that stay
+    // together.
+    int32_t place;
     int32_t is_frozen;  // its parameters and statistics are in the frozen vector, and it does not change them
     // eps is also the slope of LEAKY_RELU below 0, the alpha of ELU, and the factor of an AVG_POOL, which is 0 if it
     // depends on the window. AFFINE is eps x + momentum.

@@ -1,4 +1,4 @@
-// Channels in another order.
+// Numbers in another order.
 
 #pragma once
 
@@ -9,13 +9,12 @@
 
 namespace lcfl {
 
-// Takes the channels of each group in turn: the first of each group, the second of each group, and so on.
-// A channel has `area` vectors.
-inline void shuffle(int channels, int groups, int64_t area, const Vec* in, Vec* out) {
-    const int of_group = channels / groups;
-    for (int c = 0; c < of_group; ++c)
-        for (int group = 0; group < groups; ++group, out += area)
-            std::copy_n(in + (int64_t(group) * of_group + c) * area, area, out);
+// Takes the parts of all groups in turn: the first of each group, the second of each group, and so on. A part has
+// `size` vectors.
+inline void shuffle(int64_t groups, int64_t parts, int64_t size, const Vec* in, Vec* out) {
+    for (int64_t part = 0; part < parts; ++part)
+        for (int64_t group = 0; group < groups; ++group, out += size)
+            std::copy_n(in + (group * parts + part) * size, size, out);
 }
 
 }  // namespace lcfl
