@@ -203,10 +203,12 @@ class Fleet:
         return self._request("evaluate", client, told, arrays)
 
     def _request(self, kind: str, client: int, told: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> Message:
+        member = self._record.members.get(client)  # a request to nobody is not sent
         address = {
             "run": self._record.run,
             "identity": self._identity,
-            "spec": "" if client not in self._record.members else spec_digest(self._record.members[client].spec),
+            "spec": "" if member is None else spec_digest(member.spec),
+            "num_samples": 0 if member is None else member.sizes["train"],
             "client": client,
             "num_clients": self._num_clients,
         }
@@ -256,7 +258,8 @@ class Fleet:
         if [set(each) for each in metrics] != [set(task.sets) for task in tasks]:
             raise MessageError("the answer was refused: it has metrics of other sets")
         measured = [each for sets in metrics for each in sets.values() if each]  # a set may have none, see `measure`
-        if not all("loss" in each and self._metrics.issuperset(each) for each in measured):
+        needed = self._metrics - {"loss"}  # which is not defined if all targets have a weight of 0
+        if not all(needed <= each.keys() <= self._metrics for each in measured):
             raise MessageError(f"the answer was refused: it must have {', '.join(sorted(self._metrics))}")
         if not all(0 <= each.get("acc", 0) <= 1 or math.isnan(each["acc"]) for each in measured):
             raise MessageError("the answer was refused: an accuracy must lie from 0 to 1")

@@ -41,9 +41,10 @@ from lcfl.runs.identity import describe, describe_module
 __all__ = ["ANSWERS", "Node", "NodeSettings", "identity_of"]
 
 RUN = re.compile(r"[0-9a-f]{32}")
-# The fields of a request. `spec` is the digest of what the node's samples looked like when it joined. `after` names the
-# state that the client goes on from, and `needed` is the first round whose state the server may still go back to.
-ADDRESS: dict[str, Any] = {"run": str, "nonce": str, "identity": str, "spec": str}
+# The fields of a request. `spec` is the digest of what the node's samples looked like when it joined, and `num_samples`
+# how many it trained on. `after` names the state that the client goes on from, and `needed` is the first round whose
+# state the server may still go back to.
+ADDRESS: dict[str, Any] = {"run": str, "nonce": str, "identity": str, "spec": str, "num_samples": Number(int, 0)}
 ADDRESS |= {"client": Number(int, 0), "num_clients": Number(int, 1)}
 CLIENT = ADDRESS | {"round": int, "after": (str, None), "needed": (Number(int, 0), None)}
 WORK = {"local_update": (dict, None), "exchange": (dict, None)}
@@ -289,6 +290,11 @@ class Node:
             raise MessageError(
                 "the samples of this node look different from before, in shape, type, classes, columns or "
                 "normalisation: set its data section back."
+            )
+        if (size := len(self.data.population.train[self.place[0]])) != told["num_samples"]:
+            raise MessageError(
+                f"this node has {size} training samples, and had {told['num_samples']} when it joined: set its data "
+                "back, or start the server again with ckpt-path='last', which takes the new number."
             )
         if told["client"] >= told["num_clients"]:
             raise MessageError(f"client {told['client']} of {told['num_clients']}.")

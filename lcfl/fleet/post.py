@@ -147,6 +147,7 @@ class _Asking:
             node: replace(each, fields={"nonce": token_hex(8)} | dict(each.fields)) for node, each in requests.items()
         }
         self._lost: dict[int, str] = {}
+        self._refused: set[int] = set()  # nodes whose answers were refused, or that refuse
         self._again = dict.fromkeys(requests, 0.0)  # when a node may be asked
 
     @property
@@ -174,7 +175,8 @@ class _Asking:
             if ticket is None:
                 self._lose(node, "the request could not be sent", AGAIN)
             else:
-                self._lost.pop(node, None)
+                if node not in self._refused:  # whose next answer will hardly be better
+                    self._lost.pop(node, None)
                 self.waiting[ticket] = node
 
     def receive(self) -> bool:
@@ -189,6 +191,7 @@ class _Asking:
             except MessageError as error:
                 if not self._is_quiet:  # the run may wait long for another answer
                     LOGGER.info("%s: %s", self._post.names.get(node, f"node {node}"), error)
+                self._refused.add(node)
                 self._lose(node, str(error), AGAIN)
         return bool(arrived)
 

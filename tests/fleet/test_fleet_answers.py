@@ -122,6 +122,25 @@ def test_every_evaluation_without_a_client_says_so(tmp_path):
     assert said >= {"evaluation after 1 rounds", "evaluation after 2 rounds"}
 
 
+@pytest.mark.filterwarnings("error:.*was refused")
+def test_a_loss_may_be_undefined_for_a_client(tmp_path):
+    """As in a simulation: that of samples whose classes all have a weight of 0."""
+    client = first_of_round_1()
+
+    def undefined(answer):
+        header = json.loads(answer.text)
+        for each in (each for sets in header["fields"]["metrics"] for each in sets.values()):
+            del each["loss"]
+        return replace(answer, text=json.dumps(header))
+
+    def fate(message, count):
+        return undefined if message.kind == "evaluate" and message.fields["client"] == client else None
+
+    with pytest.warns(UserWarning, match="^loss: not defined for samples of 1 clients"):
+        watch = on_fleet(tmp_path, fedavg, link=Loopback(nodes(tmp_path, fedavg), fate), evaluate_every=1)
+    assert watch.state.round == 4
+
+
 @pytest.mark.parametrize("bad", BAD_ANSWERS)
 def test_a_bad_answer_is_refused_in_words_and_the_run_goes_on(tmp_path, bad):
     client = first_of_round_1()

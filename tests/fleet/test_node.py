@@ -135,6 +135,22 @@ def test_the_log_of_a_node_says_what_it_was_asked_and_how_it_answered(tmp_path):
     assert in_words(Parcel("x"), Parcel("{}")) == "lcfl: a message that cannot be read"
 
 
+def test_a_node_whose_data_have_grown_says_so(tmp_path):
+    with pytest.raises(RuntimeError, match="stop"):
+        on_fleet(tmp_path, fedper, callbacks=[Checkpoint(every_n_rounds=1), Stop(2)], clients_per_round=6)
+    made = nodes(tmp_path, fedper)
+    joined = []
+
+    def grown():  # after it has joined again
+        joined.append(FIRST)
+        return node(tmp_path, fedper, 0, section=data if len(joined) == 1 else partial(data, test_fraction=0.1))
+
+    said = r"the node says: this node has \d+ training samples, and had \d+ when it joined: set its data back, or start"
+    with pytest.warns(UserWarning, match=said):
+        link = Loopback(made | {FIRST: grown}, restarts=True)
+        on_fleet(tmp_path, fedper, link=link, ckpt_path="last", patience=SOME, clients_per_round=6)
+
+
 def test_a_node_is_one_client_of_its_data(tmp_path):
     with pytest.raises(ValueError, match="client: the data section has 6 clients, but a node is one client"):
         node(tmp_path, fedavg, None)
