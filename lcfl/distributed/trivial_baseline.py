@@ -37,7 +37,9 @@ def trivial_baselines(
     """
     population, labels = data.population, data.samples.labels
     protocols = [name for name in data.protocols if name != BACKDOOR]
-    if module.reported.is_accuracy and labels is not None:  # the same without a forward pass for each client
+    ignored = ignore_index(module.loss)
+    all_count = ignored is None or not 0 <= ignored < (data.dataset.spec.num_classes or 0)
+    if module.reported.is_accuracy and labels is not None and all_count:  # the same without a forward pass for each
         values = {protocol: population.majority_accuracy(protocol, labels, clients) for protocol in protocols}
     else:
         shape = blank_output(module, data.dataset.spec).shape[1:]

@@ -96,6 +96,29 @@ def test_whole_numbers_that_float32_rounds_give_one_warning(tmp_path, kind):
     assert len(caught) == 1 and "'dose'" not in str(caught[0].message)
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_large_whole_numbers_give_the_warning_and_other_large_numbers_do_not(tmp_path, kind):
+    """From 2^53 on, all float64 are whole numbers."""
+    ages, doses = [1735689600000000001, 2], [1e20 / 3, 0.5]
+    if kind == "csv":
+        write_table(tmp_path / "a.csv", COLUMNS, *zip(ages, doses, "xy", strict=True))
+    else:
+        parquet(tmp_path / "a.parquet", age=ages, dose=doses, outcome=list("xy"))
+    with pytest.warns(UserWarning, match=r"rounds whole numbers in 'age' \(.*, row 1: 17356896") as caught:
+        dataset(tmp_path)
+    assert len(caught) == 1 and "'dose'" not in str(caught[0].message)
+
+
+@pytest.mark.filterwarnings("error")
+def test_half_precision_and_texts_as_bytes_are_read_from_parquet(tmp_path):
+    parquet(tmp_path / "a.parquet", age=np.float16([1, 2]), dose=[1, 2], outcome=[b"x", "größe".encode()])
+    write_table(tmp_path / "b.csv", COLUMNS, [3, 3, "x"])
+    data = dataset(tmp_path)
+    assert data.classes == ("größe", "x") and data.load().inputs.tolist() == [[1, 1], [2, 2], [3, 3]]
+    parquet(tmp_path / "a.parquet", age=[1], dose=[1], outcome=[b"\xff"])
+    assert "column 'outcome' holds bytes that are no text in UTF-8" in refused(tmp_path)
+
+
 def test_columns_are_found_by_name(tmp_path):
     write_table(tmp_path / "a.csv", COLUMNS, [1, 2, "x"])
     write_table(tmp_path / "b.csv", ("outcome", " dose", "age"), ["x", 20, 10])

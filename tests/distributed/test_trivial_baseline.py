@@ -42,6 +42,18 @@ def test_scores_of_tokens_are_the_same_at_every_place_and_leave_out_what_the_los
     torch.testing.assert_close(scores.exp(), torch.tensor([2 / 7, 4 / 7, 1 / 7])[:, None].expand(3, 4))
 
 
+@pytest.mark.parametrize("ignored", [-100, 0])
+def test_classes_that_the_loss_ignores_are_neither_predicted_nor_counted(ignored):
+    data = own_data(torch.tensor([0, 0, 0, 0, 0, 1, 1, 2, 2, 2]), owners=[*"aaaaaaaaaa"], test_fraction=0.5)
+    module = FederatedModule(partial(nn.Linear, 1, 3), cut=None, loss=nn.CrossEntropyLoss(ignore_index=ignored))
+    labels = data.samples.labels
+    train, test = labels[data.population.train[0]], labels[data.population.test["own_split"][0]]
+    guess = np.bincount(train[train != ignored]).argmax()
+    expected = (test[test != ignored] == guess).mean()
+    (found,) = trivial_baselines(module, data, [0])
+    assert found["own_split"] == pytest.approx(expected)
+
+
 def test_numbers_are_predicted_by_their_mean():
     targets = torch.tensor([[1.0, 4.0], [3.0, 8.0]])
     assert constant_output(targets, torch.Size([2]), nn.MSELoss()).tolist() == [2.0, 6.0]

@@ -1,7 +1,7 @@
 """Reads columns of CSV and Parquet files. Shapes: n rows, m columns of numbers."""
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
@@ -79,7 +79,11 @@ def _read_csv(path: str, numbers: Sequence[str], texts: Sequence[str], delimiter
                         f"row {start + rows.index(row) + 1} has {len(row)} cells, but the first line has {len(names)}"
                     )
             wide = _numbers(rows, places, names, start)
-            blocks.append(_narrow(wide, [names[place] for place in places], start, rounded))
+
+            def is_whole(row: int, place: int, rows: list[list[str]] = rows) -> bool:
+                return rows[row][places[place]].strip().lstrip("+-").isdecimal()
+
+            blocks.append(_narrow(wide, [names[place] for place in places], start, rounded, is_whole))
             cells += [row[text[0]].strip() for row in rows] if text else []
             start += len(rows)
     return Columns(np.concatenate(blocks), cells, rounded)
@@ -122,8 +126,22 @@ def _numbers(rows: list[list[str]], places: list[int], names: list[str], start: 
     return np.array(values, dtype=np.float64)
 
 
-def _narrow(wide: NDArray[Any], names: Sequence[str], start: int, rounded: dict[str, str]) -> NDArray[np.float32]:
-    """Returns numbers [n, m] as float32, and adds the first whole number of each column that it rounds to `rounded`."""
+def _narrow(
+    wide: NDArray[Any],
+    names: Sequence[str],
+    start: int,
+    rounded: dict[str, str],
+    is_whole: Callable[[int, int], bool],
+) -> NDArray[np.float32]:
+    """Returns numbers [n, m] as float32, and adds the first whole number of each column that it rounds to `rounded`.
+
+    Args:
+        wide: the numbers.
+        names: the names of the columns.
+        start: the number of rows before these, for messages.
+        rounded: what has been found by column.
+        is_whole: whether a number, by row and column, is written as a whole one. All float64 from 2^53 on are.
+    """
     with np.errstate(over="ignore"):
         narrow: NDArray[np.float32] = wide.astype(np.float32)
     too_large = np.argwhere(np.isfinite(wide) & ~np.isfinite(narrow))
@@ -132,11 +150,11 @@ def _narrow(wide: NDArray[Any], names: Sequence[str], start: int, rounded: dict[
         raise Unusable(f"row {start + row + 1}: column {names[place]!r} is {wide[row, place]}, too large for float32")
     size = np.abs(wide)
     if size.max(initial=0) > 2**24:  # up to which float32 holds every whole number
-        is_rounded = (
-            (narrow != wide) & (wide == np.rint(wide)) & (size < 2**53)
-        )  # beyond, all float64 are whole numbers
+        is_rounded = (narrow != wide) & (wide == np.rint(wide))
         for place in np.flatnonzero(is_rounded.any(axis=0)).tolist():
             row = int(is_rounded[:, place].argmax())
+            if size[row, place] >= 2**53 and not is_whole(row, place):
+                continue
             value, becomes = int(wide[row, place]), int(narrow[row, place])
             rounded.setdefault(names[place], f"row {start + row + 1}: {value} becomes {becomes}")
     return narrow
@@ -185,9 +203,25 @@ def _read_parquet(path: str, numbers: Sequence[str], texts: Sequence[str]) -> Co
                 row = table.column(name).is_null().to_pylist().index(True)
                 raise Unusable(f"row {row + 1}: column {name!r} is empty; fill it, or drop the row")
             raise Unusable(f"column {name!r} holds {table.column(name).type}, which is no number; {ADVICE}")
-        values[:, place] = _narrow(column[:, None], [name], 0, rounded)[:, 0]
+        if column.dtype == np.float16:  # in which 2^24 is infinite
+            column = column.astype(np.float32)
+
+        def is_whole(row: int, place: int, kind: str = column.dtype.kind) -> bool:
+            return kind in "iu"
+
+        values[:, place] = _narrow(column[:, None], [name], 0, rounded, is_whole)[:, 0]
     cells = table.column(texts[0]).to_pylist() if texts else []
-    return Columns(values, ["" if cell is None else str(cell).strip() for cell in cells], rounded)
+    return Columns(values, [_text(cell, texts[0]) for cell in cells], rounded)
+
+
+def _text(cell: Any, name: str) -> str:
+    """Returns a cell of Parquet as text. Some programs write texts as bytes."""
+    if isinstance(cell, bytes):
+        try:
+            cell = cell.decode()
+        except UnicodeDecodeError:
+            raise Unusable(f"column {name!r} holds bytes that are no text in UTF-8; write it as text") from None
+    return "" if cell is None else str(cell).strip()
 
 
 def _parquet(path: str) -> Any:
