@@ -7,7 +7,7 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-__all__ = ["reported", "user_errors"]
+__all__ = ["origin_of", "reported", "user_errors"]
 
 
 def reported(error: Exception) -> str:
@@ -15,7 +15,7 @@ def reported(error: Exception) -> str:
 
     An error in the user's code gets a second line. With ``LCFL_DEBUG`` in the environment, every error has a traceback.
     """
-    origin = _origin(error)
+    origin = origin_of(error)
     if os.environ.get("LCFL_DEBUG") or not (origin or isinstance(error, user_errors())):
         return ""
     if origin:  # messages of lcfl itself are of a sensible length
@@ -32,7 +32,7 @@ def user_errors() -> tuple[type[Exception], ...]:
     return (ValueError, OSError, ModuleNotFoundError, *own)
 
 
-def _origin(error: Exception) -> str:
+def origin_of(error: BaseException) -> str:
     """Returns a second line with the place in user code that an error comes from, or an empty text.
 
     Errors of lcfl, and those of libraries that lcfl called, need no such line.

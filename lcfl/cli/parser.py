@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lcfl.cli import option_help
 from lcfl.cli.class_options import CLASSES, PARTS, classes, closest
+from lcfl.cli.error_lines import origin_of
 from lcfl.cli.layered_config import as_layers
 from lcfl.cli.option_paths import without_init_args
 from lcfl.cli.shipped_configs import configurations
@@ -91,7 +92,15 @@ class Parser(LightningArgumentParser):
         program = parser.prog.replace(" [options]", "")
         if match := re.fullmatch(r"the following arguments are required: (\w+)\.(.+)", message.strip()):
             program, message = f"{program} {match[1]}", _missing(match[2].replace(f" {match[1]}.", " "))
-        self.exit(2, f"lcfl: error: {explained(message, parser)}\n{program} --help shows all options.\n")
+        place = "" if ex is None else origin_of(_innermost(ex))
+        self.exit(2, f"lcfl: error: {explained(message, parser)}{place}\n{program} --help shows all options.\n")
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """Returns the error for which others were raised, one after the other."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return error
 
 
 def check_given(config: Any, option: str, kind: type | None = None) -> None:

@@ -4,8 +4,6 @@ A grid is tried with the first seed. For each method, the point with the best re
 ``model.report`` names another one) on validation data is run with all seeds.
 """
 
-import hashlib
-import json
 import os
 import shlex
 import shutil
@@ -14,19 +12,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import pairwise
 from math import isnan
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import yaml
+from typing import NamedTuple
 
 from lcfl.cli.shipped_configs import find
 from lcfl.cli.trial_log import last_error, warnings_in
+from lcfl.cli.trial_notes import check_note, digest_of, note_of
 from lcfl.cli.trials import Point, Trial
-from lcfl.cli.yaml_files import LOADER, SUFFIXES
 from lcfl.core.files import write_json
 from lcfl.core.output import lossy_output
 from lcfl.core.validation import abbreviated
@@ -71,6 +66,7 @@ class Sweep:
     program: Sequence[str] = (sys.executable, *SAFE_PATH, "-m", "lcfl", "fit")
     cut_off: set[str] = field(default_factory=set, init=False)
     _warned: set[tuple[str, str]] = field(default_factory=set, init=False)
+    _unvalidated: set[str] = field(default_factory=set, init=False)  # trials without validation data that need them
 
     def command(self, trial: Trial) -> list[str]:
         """Returns the arguments of ``lcfl fit`` for a trial."""
@@ -112,7 +108,7 @@ class Sweep:
                 f"sweep: {number} of {len(trials)} configurations are refused, so nothing was started:{''.join(lines)}"
             )
 
-    def run(self, trials: Sequence[Trial], jobs: int = 1) -> list[FinishedRun | None]:
+    def run(self, trials: Sequence[Trial], jobs: int = 1, is_tuned: bool = False) -> list[FinishedRun | None]:
         """Runs the trials, and resumes those that were interrupted.
 
         Ctrl-C makes every run stop after its round with a checkpoint, waits for that, and starts no further run.
@@ -120,12 +116,14 @@ class Sweep:
         Args:
             trials: the trials.
             jobs: the number of runs at the same time.
+            is_tuned: whether the best of the trials is sought, for which all of them need validation data.
 
         Returns:
             The runs in the order of the trials; None for a trial that failed.
 
         Raises:
-            ValueError: if a trial of this name was run by another command, or if a trial saves nothing.
+            ValueError: if a trial of this name was run by another command, if a trial saves nothing, or if it has no
+                validation data but needs them.
         """
         commands = [self.command(trial) for trial in trials]
         children: set[subprocess.Popen[bytes]] = set()
@@ -133,7 +131,8 @@ class Sweep:
             self._check_command(trial, words)
         with ThreadPoolExecutor(jobs) as pool:
             futures = [
-                pool.submit(self._finish, trial, words, children) for trial, words in zip(trials, commands, strict=True)
+                pool.submit(self._finish, trial, words, children, is_tuned)
+                for trial, words in zip(trials, commands, strict=True)
             ]
             try:
                 return [future.result() for future in futures]
@@ -186,7 +185,7 @@ class Sweep:
 
     def _scores(self, method: str, trials: Sequence[Trial], jobs: int) -> "dict[Point, Validation]":
         """Runs trials and returns their results on validation data by point, of those trials that have one."""
-        runs = self.run(trials, jobs)
+        runs = self.run(trials, jobs, is_tuned=True)
         if cut_off := [trial.name for trial in trials if trial.name in self.cut_off]:
             raise ValueError(
                 f"sweep: {abbreviated(cut_off)} did not come to an end, so the best point of {method} is not known; "
@@ -202,12 +201,14 @@ class Sweep:
         return scores
 
     def _finish(
-        self, trial: Trial, words: Sequence[str], children: "set[subprocess.Popen[bytes]]"
+        self, trial: Trial, words: Sequence[str], children: "set[subprocess.Popen[bytes]]", is_tuned: bool
     ) -> FinishedRun | None:
         """Runs or resumes a trial that is not finished; returns its run, or None if it failed."""
         folder = self.root / trial.name / "version_0"
         summary = folder / "summary.json"
         self.cut_off.discard(trial.name)
+        if is_tuned and self._unvalidated:  # the sweep is ending
+            return None
         is_kept = summary.is_file()
         if not is_kept:
             if not self._fit(trial, words, folder, children):
@@ -223,12 +224,18 @@ class Sweep:
         validation = validation_of(run)
         said = "no validation data, or its metric is NaN" if validation is None else f"validation {validation.text}"
         self.say(f"{trial.name}: done, {said}")
+        if is_tuned and not any(name.startswith("val/") for name in run.metrics):  # nor has any other trial
+            self._unvalidated.add(trial.name)
+            raise ValueError(
+                f"sweep: {trial.name} has no validation data, which decide between the values of --grid. Set "
+                f"data.val_fraction, and give another folder with --out or remove {self.root}."
+            )
         return run
 
     def _warn_of_changed_code(self, run: FinishedRun) -> None:
         """Says that a run is kept although the user's code has changed since."""
         files = {Path(each["file"]): each["sha256"] for each in run.code.values()}
-        if changed := [file.name for file, digest in files.items() if file.is_file() and _digest(file) != digest]:
+        if changed := [file.name for file, digest in files.items() if file.is_file() and digest_of(file) != digest]:
             self.say(
                 f"{run.name}: {', '.join(changed)} has changed since this run, which is kept. Remove "
                 f"{run.path.parent}, or give another folder with --out, to run the new code."
@@ -246,7 +253,7 @@ class Sweep:
             if (folder / "summary.json").is_file():  # by now
                 return True
             self._check_command(trial, words, lock)
-            write_json(folder.parent / "trial.json", _by_name(words), indent=2)
+            write_json(folder.parent / "trial.json", note_of(words, trial.rounds is not None), indent=2)
             return self._wait(trial, words, folder, children, lock)
 
     def _wait(
@@ -305,20 +312,7 @@ class Sweep:
             return
         if not folder.is_dir() and (lock is not None or _is_free(folder)):
             return
-        now = _by_name(words)
-        try:
-            was = json.loads(note.read_bytes())
-            changed = set(was["command"]) ^ set(now["command"])
-            changed |= {name for name, _ in set(map(tuple, was["files"])) ^ set(map(tuple, now["files"]))}
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"sweep: {note}: damaged ({error}). Remove {note.parent} to run it again.") from None
-        if was == now:
-            return
-        differs = ", ".join(sorted(changed)) or "the order of the words"
-        raise ValueError(
-            f"sweep: {note.parent} was run by another command; {differs} differs. Give another folder with "
-            "--out, or remove this one. A sweep that another version of lcfl began must be finished with that version."
-        )
+        check_note(note, note_of(words, trial.rounds is not None))
 
 
 def _locked(folder: Path) -> RunDirectory | None:
@@ -369,31 +363,3 @@ def validation_of(run: FinishedRun) -> Validation | None:
     if not names or isnan(value := run.metrics[names[0]]):
         return None
     return Validation(reported.score(value), reported.text(value) + " %" * reported.is_accuracy)
-
-
-def _by_name(words: Sequence[str]) -> dict[str, Any]:
-    """Returns the content of a trial's note: its arguments, with files by name, and the files' names and digests."""
-    known, files = [], dict[str, None]()
-    for flag, word in pairwise(["", *words]):
-        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-        is_layer = flag == "-c"
-        is_file = os.path.isfile(value) and (is_layer or value.endswith(SUFFIXES))  # not Path.is_file: it may be long
-        known.append(option + equals + os.path.basename(value) if is_file else word)
-        files |= dict.fromkeys([value] if is_file else [])
-        files |= dict.fromkeys(_files_of_groups(value, is_file) if is_layer else [])
-    return {"command": known, "files": [[os.path.basename(file), _digest(Path(file))] for file in files]}
-
-
-def _files_of_groups(layer: str, is_file: bool) -> list[str]:
-    """Returns the files that a layer, a file or a text, names for its groups."""
-    with suppress(yaml.YAMLError):  # the parser names the error
-        content = yaml.load(Path(layer).read_bytes() if is_file else layer, LOADER)
-        if isinstance(content, dict):
-            named = [each for each in content.values() if isinstance(each, str) and each.endswith(SUFFIXES)]
-            paths = [os.path.join(os.path.dirname(layer) if is_file else "", each) for each in named]
-            return [path for path in paths if os.path.isfile(path)]
-    return []
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,8 +1,9 @@
 """The names of metrics. Those of evaluations have the form ``<stage>/<protocol>/<model>/<metric>``."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite, isnan, nan
+from typing import Any
 
 __all__ = [
     "ACCURACY",
@@ -12,6 +13,7 @@ __all__ = [
     "TRIVIAL",
     "Reported",
     "added_metrics",
+    "definitions_of",
     "digits",
     "is_of_server",
     "is_reserved",
@@ -26,6 +28,13 @@ OF_SERVER = (  # the names that no callback may log, apart from those that begin
     *("cluster/moved", "cluster/moved_untrained", "cluster/stability", "cluster/ari"),
 )
 BACKDOOR = "backdoor"  # the protocol that a run with a `lcfl.data.faults.Backdoor` has in addition
+# What says that a metric counts as lcfl's accuracy does, in its description.
+OWN_ACCURACY = {
+    "class": "torchmetrics.classification.accuracy.MulticlassAccuracy",
+    "top_k": 1,
+    "average": "micro",
+    "multidim_average": "global",
+}
 TRIVIAL = "trivial"  # stands for a kind of model: always the same prediction, see `lcfl.distributed.trivial_baseline`
 
 
@@ -121,3 +130,14 @@ def is_of_server(name: str) -> bool:
     A clustering logs names that begin with ``cluster/``, among them ``cluster/count`` in a round before training.
     """
     return name.startswith(("time/", "val/", "test/", "fault/")) or name in OF_SERVER
+
+
+def definitions_of(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the metrics of a run are, by name, from its identity.
+
+    lcfl's accuracy is the same whether it is the only metric, which has no description, or not.
+    """
+    metrics: dict[str, Any] = dict(identity.get("metrics", {}))
+    if not metrics or metrics.get("acc", {}).items() >= OWN_ACCURACY.items():
+        metrics["acc"] = OWN_ACCURACY
+    return metrics

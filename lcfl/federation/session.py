@@ -16,6 +16,7 @@ from lightning.fabric.loggers.tensorboard import TensorBoardLogger
 from lcfl.core.callback import Callback
 from lcfl.core.clients import ClientState, ClientStore
 from lcfl.core.files import remove_leftovers
+from lcfl.core.metric_names import definitions_of
 from lcfl.core.state import FederationState
 from lcfl.data.datamodule import FederatedDataModule
 from lcfl.distributed.client_deadline import ClientDeadline
@@ -258,11 +259,11 @@ class Session:
         def compared(identity: Mapping[str, Any]) -> dict[str, Any]:
             if self.stage != "fit":
                 return needed_for("evaluation", identity)
-            metrics = {name: each for name, each in identity.get("metrics", {}).items() if name in measured}
+            metrics = {name: each for name, each in definitions_of(identity).items() if name in measured}
             return {name: identity.get(name) for name in names} | {"metrics": metrics}
 
         saved = checkpoint.identity_of(resumed)
-        measured = saved.get("metrics", {}).keys() & now.get("metrics", {}).keys()  # others begin, or end
+        measured = definitions_of(saved).keys() & definitions_of(now).keys()  # others begin, or end
         if changed := differences(compared(saved), compared(now)):
             instead = ", or start a new run" if self.stage == "fit" else ""
             is_of_data = all(line.startswith(("data:", "partition:")) for line in changed)

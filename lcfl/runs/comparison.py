@@ -14,7 +14,7 @@ from math import isfinite, isnan, nan
 from statistics import mean, stdev
 from typing import Any
 
-from lcfl.core.metric_names import ACCURACY, BACKDOOR, Reported, added_metrics
+from lcfl.core.metric_names import ACCURACY, BACKDOOR, Reported, added_metrics, definitions_of
 from lcfl.core.validation import abbreviated
 from lcfl.runs.finished import OPTION, FinishedRun, trivial_value
 
@@ -202,11 +202,12 @@ def reported_by(entries: Sequence[Entry]) -> Reported:
 
 
 def check_same_definition(runs: Iterable[FinishedRun]) -> None:
-    """Checks that the metric that runs report under one name is the same one.
+    """Checks that the metric that runs report under one name is the same one. Warns of another one that is not.
 
     Raises:
         ValueError: if it is not; names two runs.
     """
+    runs, known = list(runs), dict[str, tuple[Any, FinishedRun]]()
     for one, other in combinations(runs, 2):
         if one.reports_otherwise(other):
             name = one.reported.name
@@ -215,6 +216,18 @@ def check_same_definition(runs: Iterable[FinishedRun]) -> None:
                 f"these runs cannot be compared: {one.path} and {other.path} report {name}, but model.{option} "
                 "differs, so the numbers measure different things. Set it alike for all, or report another metric."
             )
+    differing: dict[str, tuple[FinishedRun, FinishedRun]] = {}
+    for run in runs:
+        for name, definition in definitions_of(run.summary["identity"]).items():
+            first, of = known.setdefault(name, (definition, run))
+            if first != definition:
+                differing.setdefault(name, (of, run))
+    for name, (one, other) in differing.items():
+        warnings.warn(
+            f"model.metrics.{name} differs between these runs, such as {one.path} and {other.path}, so its numbers "
+            "measure different things.",
+            stacklevel=3,
+        )
 
 
 def check_same_setting(entries: Sequence[Entry]) -> None:
@@ -287,7 +300,7 @@ def rows_of(entries: Sequence[Entry], target: float | None = None) -> tuple[list
                 for of, kind in entry.test_sets
                 if of == protocol
             ]
-            baseline = trivial_value(members[0].runs[0], protocol)
+            baseline = trivial_value(members[0].runs, protocol)
             if not isnan(baseline):
                 rows.append(Row(setting, protocol, reported.trivial, "", 0, baseline, nan))
     return rows, targets

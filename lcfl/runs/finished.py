@@ -5,14 +5,16 @@ import json
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from math import nan
 from pathlib import Path
+from statistics import mean
 from typing import Any, Self
 
 from lcfl.core.earlier_versions import with_current_metrics, with_current_names
-from lcfl.core.metric_names import TRIVIAL, Reported
+from lcfl.core.metric_names import TRIVIAL, Reported, definitions_of
 from lcfl.core.validation import abbreviated
 from lcfl.runs.directory import how_to_resume
 from lcfl.runs.user_code import Code, changed_modules
@@ -20,7 +22,7 @@ from lcfl.runs.user_code import Code, changed_modules
 __all__ = ["OPTION", "FinishedRun", "find_runs", "metrics_of", "trivial_value"]
 
 OPTION = re.compile(r"-(?=[A-Za-z_][\w.]*=)")  # before each option in the name of a run of a sweep
-SHORTER = re.compile(r"-rounds=\d+-seed\d+$")  # how `lcfl.cli.trials.Trial` names a trial that is shorter than a run
+SHORTER = re.compile(r"-rounds=\d+-seed\d+$")  # the name of a trial that is shorter than a run
 
 
 def metrics_of(summary: Mapping[str, Any]) -> dict[str, float]:
@@ -78,11 +80,11 @@ class FinishedRun:
 
     @property
     def reported_definition(self) -> Any:
-        """What the reported metric is: the description of the loss or of a metric; None in older summaries."""
+        """What the reported metric is: the description of the loss or of a metric; None if the summary lacks it."""
         identity, name = self.summary["identity"], self.reported.name
         if name == "loss":
             return identity.get("model", {}).get("loss")
-        return identity.get("metrics", {}).get(name)
+        return definitions_of(identity).get(name)
 
     def reports_otherwise(self, other: "FinishedRun") -> bool:
         """Returns whether another run reports something else under the same name, as far as both say what it is."""
@@ -220,9 +222,16 @@ def find_runs(paths: Iterable[Path]) -> list[FinishedRun]:
 def _shorter_trials(folders: Sequence[Path]) -> list[Path]:
     """Returns the trials with fewer rounds (``--tuning_rounds``) of methods that have complete runs, too."""
     trials = [folder for folder in folders if (folder.parent / "trial.json").is_file()]
-    shorter = [folder for folder in trials if SHORTER.search(folder.parent.name)]
+    shorter = [folder for folder in trials if _is_shorter(folder)]
     complete = {_of_method(each) for each in trials if each not in shorter and (each / "summary.json").is_file()}
     return [folder for folder in shorter if _of_method(folder) in complete]
+
+
+def _is_shorter(trial: Path) -> bool:
+    """Returns whether a trial has fewer rounds than a run. Its name says so, too, if no option ends in "rounds"."""
+    with suppress(ValueError, KeyError, TypeError):  # a damaged note, or that of an earlier version
+        return bool(json.loads((trial.parent / "trial.json").read_bytes())["is_shorter"])
+    return SHORTER.search(trial.parent.name) is not None
 
 
 def _of_method(trial: Path) -> tuple[Path, str]:
@@ -250,9 +259,9 @@ def _reason(error: Exception) -> str:
     return f"it lacks {error}" if isinstance(error, KeyError) else str(error)
 
 
-def trivial_value(run: FinishedRun, protocol: str) -> float:
-    """Returns the reported metric of the trivial baseline; nan if the run has none."""
-    return run.metrics.get(f"test/{protocol}/{TRIVIAL}/{run.reported.name}", nan)
+def trivial_value(runs: Sequence[FinishedRun], protocol: str) -> float:
+    """Returns the reported metric of the trivial baseline, the mean over runs; nan if one has none."""
+    return mean(run.metrics.get(f"test/{protocol}/{TRIVIAL}/{run.reported.name}", nan) for run in runs)
 
 
 def _version(path: Path) -> tuple[str, int]:

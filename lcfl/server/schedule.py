@@ -66,7 +66,7 @@ class Schedule:
         return sorted(sampled)
 
     def evaluated_kinds(self, exchange: Exchange, is_final: bool = False) -> list[ModelKind]:
-        """Returns the kinds of model that an evaluation measures, in the order of the exchange.
+        """Returns the kinds of model that an evaluation measures: first those that the method reports.
 
         Args:
             exchange: the method's exchange.
@@ -75,7 +75,7 @@ class Schedule:
         wanted = [self.evaluate_models, *([self.final_models] if is_final else [])]
         return [
             kind
-            for kind in exchange.models
+            for kind in dict.fromkeys([*exchange.reported, *exchange.models])
             if kind in exchange.reported or any(kinds is None or kind in kinds for kinds in wanted)
         ]
 

@@ -54,6 +54,8 @@ path = made(root, name, seed, accuracies=[1 - accuracy])  # a choice by test dat
 summary = json.loads((path / "summary.json").read_text())
 summary["metrics"]["val/own_split/global/acc"] = accuracy
 summary["metrics"]["val/own_split/after_local/acc"] = 1 - accuracy  # and so would a choice by another kind of model
+if "undefined" in options:
+    summary["metrics"]["val/own_split/global/acc"] = None
 if "no_validation" in options:
     summary["metrics"] = {{}}
 if "report" in options:  # a metric whose smaller values are better
@@ -345,7 +347,13 @@ def test_nothing_is_chosen_if_every_trial_fails(sweep):
 
 def test_tuning_without_the_reported_metric_is_an_error(sweep):
     with pytest.raises(ValueError, match="no trial of fedavg has the reported metric on validation data"):
+        sweep("--undefined=true").tune("fedavg", [(("lr", "0.2"),), (("lr", "0.7"),)], 0, None)
+
+
+def test_tuning_ends_after_the_first_trial_without_validation_data(sweep):
+    with pytest.raises(ValueError, match=r"fedavg-lr=0.2-seed0 has no validation data, .* Set data\.val_fraction"):
         sweep("--no_validation=true").tune("fedavg", [(("lr", "0.2"),), (("lr", "0.7"),)], 0, None)
+    assert sweep.calls() == ["fedavg-lr=0.2-seed0 "]
 
 
 def test_one_point_needs_no_trial(sweep):

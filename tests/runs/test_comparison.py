@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lcfl.cli.trial_notes import note_of
 from lcfl.cli.trials import Trial
 from lcfl.runs.comparison import check_same_setting, entries_of, rounds_to_peak, rows_of
 from lcfl.runs.finished import find_runs
@@ -72,6 +73,29 @@ def test_shorter_trials_of_a_sweep_are_left_out_once_it_has_complete_runs(tmp_pa
     with pytest.warns(UserWarning, match=rf"2 shorter trials of a sweep are left out, such as {shorter[0]}\. To see"):
         assert [run.path for run in find_runs([tmp_path])] == [alone, complete]
     assert [run.path for run in find_runs([shorter[0], complete])] == [shorter[0], complete]
+
+
+def test_a_trial_s_note_says_whether_it_is_shorter(tmp_path):
+    """The name of a complete run, too, may end in a number of rounds: that of another option."""
+
+    def trial(rounds, option="3"):
+        each = Trial("fedavg", (("local_update.rounds", option),), 0, rounds)
+        path = made(tmp_path, each.name, 0, method={"class": each.name})
+        (path.parent / "trial.json").write_text(json.dumps(note_of([], rounds is not None)))
+        return path
+
+    shorter, complete, other = trial(2), trial(None), trial(None, "9")
+    with pytest.warns(UserWarning, match=rf"1 shorter trials of a sweep are left out, such as {shorter}\."):
+        assert {run.path for run in find_runs([tmp_path])} == {complete, other}
+
+
+@pytest.mark.filterwarnings("ignore:.*is left out")
+def test_the_trivial_baseline_is_a_mean_over_seeds(tmp_path):
+    for seed, value in enumerate([0.25, 0.5]):
+        file = made(tmp_path, f"a-seed{seed}", seed) / "summary.json"
+        file.write_text(file.read_text().replace('/trivial/acc": 0.25', f'/trivial/acc": {value}'))
+    rows, _ = rows_of(entries_of(find_runs([tmp_path])))
+    assert rows[-1].label == "majority class" and rows[-1].value == 0.375
 
 
 @pytest.mark.parametrize("point", [(), (("lr", "-1"),)])

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from torchmetrics import MeanAbsoluteError, MeanMetric, MeanSquaredError
-from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
+from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassF1Score
 
 from lcfl import Federation
 from lcfl.cli.sweep import Sweep
@@ -77,6 +77,44 @@ def test_a_resumed_run_measures_the_same_under_the_same_name_and_may_measure_mor
     assert fit(3, None).state.round == 3
 
 
+def test_another_accuracy_is_not_that_of_lcfl(tmp_path):
+    """lcfl's accuracy has no description if it is the only metric."""
+    macro = {"acc": MulticlassAccuracy(8)}
+    described = [{}, {"f1": MulticlassF1Score(8)}, {"acc": MulticlassAccuracy(8, average="micro")}, macro]
+    for seed, metrics in enumerate(described):
+        identity = {"metrics": found} if (found := describe_metrics(blobs_module(metrics=metrics))) else {}
+        made(tmp_path, f"a-seed{seed}", seed, **identity)
+    runs = find_runs([tmp_path])
+    assert reported_by(entries_of(runs[:3])).name == "acc"
+    with pytest.raises(
+        ValueError, match=r"a-seed0/version_0 and .*a-seed3/version_0 report acc, but model\.metrics\.acc"
+    ):
+        reported_by(entries_of(runs))
+
+
+def test_a_run_with_the_accuracy_of_lcfl_does_not_go_on_with_another_one(tmp_path):
+    def fit(rounds, metrics, ckpt_path="last"):
+        federation = Federation(rounds, default_root_dir=tmp_path, accelerator="cpu", devices=1, logger=False)
+        return federation.fit(blobs_module(metrics=metrics), blobs(), fedavg(), ckpt_path=ckpt_path)
+
+    fit(1, None, None)
+    with pytest.raises(CheckpointError, match=r"metrics\.acc"):
+        fit(2, {"acc": MulticlassAccuracy(8)})
+    fit(2, {"f1": MulticlassF1Score(8)})
+    assert fit(3, None).state.round == 3
+
+
+def test_an_added_metric_that_means_something_else_is_named(tmp_path):
+    for seed, average in enumerate(["macro", "macro", "micro"]):
+        metrics = describe_metrics(blobs_module(metrics={"f1": MulticlassF1Score(8, average=average)}))
+        made(tmp_path, f"a-seed{seed}", seed, metrics=metrics)
+    entries = entries_of(find_runs([tmp_path]))
+    with pytest.warns(
+        UserWarning, match=r"^model\.metrics\.f1 differs .* a-?.*seed0/version_0 and .*seed2/version_0, so"
+    ):
+        reported_by(entries)
+
+
 @pytest.mark.parametrize("reported", ["loss", "error"])
 def test_runs_whose_reported_metric_means_something_else_are_not_compared(tmp_path, reported):
     report = {"name": reported, "larger_is_better": False}
@@ -99,10 +137,10 @@ def test_a_sweep_does_not_choose_between_losses(tmp_path, monkeypatch):
         summary["metrics"] = {"val/own_split/global/loss": 0.5, "test/own_split/global/loss": 0.5}
         file.write_text(json.dumps(summary))
         runs.append(FinishedRun.read(file.parent))
-    monkeypatch.setattr(Sweep, "run", lambda *_: runs)
+    monkeypatch.setattr(Sweep, "run", lambda *_, **options: runs)
     points = [(("model.loss", loss),) for loss in ("L1Loss", "MSELoss")]
     sweep = Sweep(tmp_path / "sweep", [], [], say=print)
     with pytest.raises(ValueError, match=r"report loss, but model\.loss differs"):
         sweep.tune("fedavg", points, 0, None)
-    monkeypatch.setattr(Sweep, "run", lambda *_: [runs[0], runs[0]])
+    monkeypatch.setattr(Sweep, "run", lambda *_, **options: [runs[0], runs[0]])
     assert sweep.tune("fedavg", points, 0, None) == points[0]

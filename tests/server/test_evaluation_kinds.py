@@ -4,6 +4,7 @@ import pytest
 
 from lcfl.callbacks import EarlyStopping
 from lcfl.federation.federation import Federation
+from lcfl.methods import FullModel, GlobalMean, LocalTraining, Method
 from lcfl.server.schedule import Schedule
 from tests.helpers.bits import assert_same_state
 from tests.helpers.builders import blobs, blobs_module, fedavg, fit, lcfed
@@ -30,6 +31,23 @@ def test_options_select_the_kinds_measured_in_a_round_and_at_the_end(tmp_path, d
     )
     for metrics, kinds in ((watch.rows[1], in_a_round), (watch.metrics, f"{at_the_end} trivial")):
         assert {name.split("/")[2] for name in metrics if name.startswith("test/")} == set(kinds.split())
+
+
+class Adapted(FullModel):
+    """Reports what it lists last."""
+
+    models = ("global", "after_local")
+    reported = ("after_local",)
+
+
+@pytest.mark.parametrize("during", [None, [], ["global"]])
+def test_what_a_method_reports_comes_first(tmp_path, during):
+    """Callbacks, sweeps and tables take the first kind of model."""
+    method = Method(LocalTraining(steps=3), Adapted(), GlobalMean())
+    watch = fit(blobs_module(), blobs(), method, tmp_path, 2, 4, evaluate_every=2, evaluate_models=during)
+    for metrics in (watch.rows[1], watch.metrics):
+        first = next(name for name in metrics if name.startswith("test/") and name.endswith("/acc"))
+        assert first == "test/own_split/after_local/acc"
 
 
 def test_evaluating_adapted_models_during_a_run_changes_nothing_else(tmp_path):

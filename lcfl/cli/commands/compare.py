@@ -229,7 +229,7 @@ def _write(
             for seed, curve in seeds.items()
             for point in curve
         ]
-        baseline = trivial_value(members[0].runs[0], protocol)
+        baseline = trivial_value(members[0].runs, protocol)
         name = f"{protocol}_{setting}" if many else protocol
         title = f"Test {reported.title}, {protocol}"
         if protocol == BACKDOOR:
