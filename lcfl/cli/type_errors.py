@@ -62,7 +62,7 @@ def without_types(message: str) -> str:
         lines = re.split(
             r"(?:^|\n)\s*- (?=Expected|Not (?:a valid|of type)|Import path|[A-Z]\w+: |Problem)", match["errors"]
         )
-        reasons = [line.strip() for line in lines if line.strip()]
+        reasons = [line.strip().removeprefix("- ") for line in lines if line.strip()]
         for item in filter(None, map(ITEM.match, reasons)):
             if item[1] != match["got"]:  # an item of a mapping or list, and not the whole of it
                 return f"{message[: match.start()]}expected a class, got {item[1]} in {match['got']}"

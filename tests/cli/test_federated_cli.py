@@ -194,15 +194,6 @@ def test_an_error_in_user_code_is_reported_with_its_place(monkeypatch, tmp_path,
     )
 
 
-def test_an_error_in_the_file_of_a_user_s_module_is_reported_with_its_place(monkeypatch, here, capsys):
-    monkeypatch.delenv("LCFL_DEBUG", raising=False)
-    (here / "misspelt.py").write_text("class Own: ...\n\nOwn.size = undefined\n")
-    with pytest.raises(SystemExit):
-        __main__.main([*map(str, FIT), "--model.class_path=misspelt.Own"])
-    said = capsys.readouterr().err
-    assert f"'undefined' is not defined\n(NameError at {here}/misspelt.py, line 3; set LCFL_DEBUG=1" in said
-
-
 def test_a_warning_has_no_path_wherever_it_comes_from(capsys, here, monkeypatch):
     """Lightning replaces the format of warnings that come from its own files."""
     monkeypatch.delenv("LCFL_DEBUG", raising=False)

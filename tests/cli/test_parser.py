@@ -9,6 +9,7 @@ import torch
 from jsonargparse import Namespace
 from torch import nn
 
+from lcfl import __main__
 from lcfl.cli.commands import partition
 from lcfl.cli.parser import Parser, check_given
 from lcfl.data.datamodule import FederatedDataModule
@@ -329,3 +330,12 @@ def test_arguments_that_a_function_takes_without_naming_them_belong_elsewhere(ca
     network = "{class_path: tests.cli.test_parser.any_network, init_args: {num_classes: 3}}"
     said = failure(capsys, *FIT, f"--model.network={network}")
     assert "It takes others, too: give 'num_classes' in dict_kwargs beside init_args." in said
+
+
+def test_an_error_in_the_file_of_a_user_s_module_is_reported_with_its_place(monkeypatch, here, capsys):
+    monkeypatch.delenv("LCFL_DEBUG", raising=False)
+    (here / "misspelt.py").write_text("class Own: ...\n\nOwn.size = undefined\n")
+    with pytest.raises(SystemExit):
+        __main__.main([*map(str, FIT), "--model.class_path=misspelt.Own"])
+    said = "lcfl: error: model: name 'undefined' is not defined\n"
+    assert f"{said}(NameError at {here}/misspelt.py, line 3; set LCFL_DEBUG=1" in capsys.readouterr().err
