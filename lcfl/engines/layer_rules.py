@@ -53,6 +53,7 @@ def _linear(to: Builder, layer: nn.Linear, at: Place, value: Value) -> Place | N
     shape, pixel = (layer.out_features, value.height, value.width), _fields((1, 1), (1, 1), (0, 0))
     place = to.emit("conv", at, shape, layer, **pixel)
     to.token_layers += 1
+    to.keeps_order &= at.rank != 3
     to.in_order.add(place.number)
     return place
 
@@ -201,6 +202,7 @@ def _layer_norm(to: Builder, layer: nn.LayerNorm, at: Place, value: Value) -> Pl
     """Adds a normalisation of features, or of the channels of each pixel."""
     if _hides_pixels(at, value) or layer.normalized_shape != (value.channels,) or layer.eps <= 0:
         return None
+    to.keeps_order &= at.rank != 3
     return to.emit("layer_norm", at, shape_of(value), layer, eps=layer.eps)
 
 

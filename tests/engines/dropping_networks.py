@@ -178,6 +178,7 @@ class DroppingMoved(nn.Module):
         super().__init__()
         self.kind, self.drop = kind, nn.Dropout(0.5)
         self.one, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.LayerNorm(8)
+        self.rows = nn.Linear(9, 9)
         self.decision = nn.Linear(9 if kind == "columns" else 8, 4)
 
     def forward(self, x):
@@ -186,6 +187,8 @@ class DroppingMoved(nn.Module):
             return self.decision(self.drop(x.permute(0, 3, 1, 2)).mean((2, 3)))
         if self.kind == "channels":
             return self.decision(self.drop(x.permute(0, 2, 3, 1)).mean((1, 2)))
+        if self.kind == "rows":
+            return self.decision(self.drop(F.max_pool2d(self.rows(x), 2)).mean((2, 3)))
         if self.kind == "pixels":
             return self.decision(self.drop(x.flatten(2)).mean(2))
         if self.kind == "back":
