@@ -54,7 +54,7 @@ def _linear(to: Builder, layer: nn.Linear, at: Place, value: Value) -> Place | N
     place = to.emit("conv", at, shape, layer, **pixel)
     to.token_layers += 1
     to.keeps_order &= at.rank != 3
-    to.in_order.add(place.number)
+    to.in_order.add(place)
     return place
 
 
@@ -103,7 +103,7 @@ def _dropout(to: Builder, layer: nn.Dropout | nn.Dropout1d | nn.Dropout2d, at: P
         return at
     if layer.p == 1 or (of_channels and at.is_flat):
         return None
-    if not (of_channels or at.is_flat or at.number in to.in_order or _is_drawn_in_order(to, at, value)):
+    if not (of_channels or at.is_flat or at in to.in_order or _is_drawn_in_order(to, at, value)):
         raise Unsupported("it has dropout of tensors whose order in memory is not known")
     return to.drop(at, layer.p, "channel" if of_channels else "number", layer)
 

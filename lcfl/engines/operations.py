@@ -104,7 +104,7 @@ class Builder:
             know it after others.
         keeps_dims: whether no layer has yet changed the order of dimensions, which torch's dropouts of signals follow.
         token_layers: the number of linear layers of the last dimension of signals and images.
-        in_order: the numbers of the values whose order in memory is that of the dimensions, whatever was before them.
+        in_order: the places of values whose order in memory is that of the dimensions, whatever was before them.
         buffers: the offset of each buffer, by id.
         names: the name of each module, by id.
     """
@@ -120,7 +120,7 @@ class Builder:
         self.views: set[int] = set()
         self.dropouts: list[Dropout] = []
         self.keeps_order = self.keeps_dims = True
-        self.in_order: set[int] = set()
+        self.in_order: set[Place] = set()
         self.token_layers = 0
         self.names = {id(module): name for name, module in network.named_modules()}
         parameters, buffers = dict(network.named_parameters()), persistent_buffers(network)
@@ -138,8 +138,8 @@ class Builder:
             self.overwritten.append(at.number)
         place = self._new(shape, at.rank, at.is_turned)
         self._write(kind, at, place, layer, **fields)
-        if at.number in self.in_order and KIND[kind] >= KIND["dropout"]:  # functions of single numbers keep it
-            self.in_order.add(place.number)
+        if at in self.in_order and KIND[kind] >= KIND["dropout"]:  # functions of single numbers keep it
+            self.in_order.add(place)
         return place
 
     def emit_grouped(self, kind: str, at: Place, shape: Shape, layer: nn.Module, groups: int, **fields: float) -> Place:

@@ -189,6 +189,8 @@ class DroppingMoved(nn.Module):
             return self.decision(self.drop(x.permute(0, 2, 3, 1)).mean((1, 2)))
         if self.kind == "rows":
             return self.decision(self.drop(F.max_pool2d(self.rows(x), 2)).mean((2, 3)))
+        if self.kind == "moved":
+            return self.decision(self.drop(F.relu(self.rows(x).permute(0, 2, 3, 1))).mean((1, 2)))
         if self.kind == "pixels":
             return self.decision(self.drop(x.flatten(2)).mean(2))
         if self.kind == "back":

@@ -63,7 +63,7 @@ def test_refuses_dropout_of_values_that_torch_orders_in_another_way(kind):
         trace(DroppingAnyOrder(kind), (1, 12, 12))
 
 
-@pytest.mark.parametrize("kind", ["columns", "channels", "pixels", "rows", "back", "tokens"])
+@pytest.mark.parametrize("kind", ["columns", "channels", "pixels", "rows", "moved", "back", "tokens"])
 def test_refuses_dropout_of_tensors_whose_dimensions_have_changed_places(kind):
     with pytest.raises(Unsupported, match="dropout of tensors whose order in memory is not known"):
         trace(DroppingMoved(kind), SHAPE)
