@@ -84,6 +84,21 @@ class Steps(Signals):
         return super().forward(inputs.transpose(1, 2))
 
 
+class Rows(nn.Module):
+    """Linear layers for each of 128 steps of 9 sensors, whose mean is classified."""
+
+    def __init__(self, width: int, number: int) -> None:
+        super().__init__()
+        sizes = pairwise((9, *[width] * number))
+        self.embedding = nn.Sequential(*(nn.Sequential(nn.Linear(*size), nn.ReLU()) for size in sizes))
+        self.decision = nn.Linear(width, 10)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Returns class scores ``[B, 10]``."""
+        scores: Tensor = self.decision(self.embedding(inputs).mean(1))
+        return scores
+
+
 class Mixer(nn.Module):
     """Four blocks of an MLP-Mixer with 64 patches of 4 x 4 pixels and 128 channels."""
 
@@ -163,6 +178,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], str | None, tuple[int, ...]]]
     "strides, 4 x 4": (partial(Strided, 4, True), None, IMAGES),
     "signals": (Signals, None, SENSORS),
     "signals, steps first": (Steps, None, ROWS),
+    "rows, 2 layers of 64": (partial(Rows, 64, 2), "decision", ROWS),
+    "rows, 3 layers of 256": (partial(Rows, 256, 3), "decision", ROWS),
     "mixer": (Mixer, "decision", IMAGES),
     "LeNet5, tanh": (partial(Smooth, nn.Tanh), None, IMAGES),
     "LeNet5, sigmoid": (partial(Smooth, nn.Sigmoid), None, IMAGES),

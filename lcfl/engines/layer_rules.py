@@ -52,7 +52,7 @@ def _linear(to: Builder, layer: nn.Linear, at: Place, value: Value) -> Place | N
         return None
     shape, pixel = (layer.out_features, value.height, value.width), _fields((1, 1), (1, 1), (0, 0))
     place = to.emit("conv", at, shape, layer, **pixel)
-    to.token_layers += 1
+    to.token_layers.append(min(layer.in_features, layer.out_features))
     to.keeps_order &= at.rank != 3
     to.in_order.add(place)
     return place

@@ -103,7 +103,7 @@ class Builder:
             after some layers that read images of one channel or one pixel, whose order is not defined, and we do not
             know it after others.
         keeps_dims: whether no layer has yet changed the order of dimensions, which torch's dropouts of signals follow.
-        token_layers: the number of linear layers of the last dimension of signals and images.
+        token_layers: the widths of the linear layers of the last dimension of signals and images.
         in_order: the places of values whose order in memory is that of the dimensions, whatever was before them.
         buffers: the offset of each buffer, by id.
         names: the name of each module, by id.
@@ -121,7 +121,7 @@ class Builder:
         self.dropouts: list[Dropout] = []
         self.keeps_order = self.keeps_dims = True
         self.in_order: set[Place] = set()
-        self.token_layers = 0
+        self.token_layers: list[int] = []
         self.names = {id(module): name for name, module in network.named_modules()}
         parameters, buffers = dict(network.named_parameters()), persistent_buffers(network)
         frozen = {} if (whole := Layout.of_frozen(network)) is None else whole.places

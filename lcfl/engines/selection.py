@@ -68,7 +68,7 @@ def choose_engine(
         if tried == "compiled":
             program = check_compiled(module, data.dataset.spec, device, precision)
             if wanted == "auto" and program.is_of_tokens:
-                raise Unsupported("nearly all of its layers are linear layers of tokens, which it makes no faster")
+                raise Unsupported("most of it are wide linear layers of tokens, which it makes no faster")
             return ChosenEngine("compiled", program)
         if tried == "stacked":
             check_stacked(module, data.dataset.spec, precision)

@@ -21,7 +21,7 @@ from lcfl.models.layout import Layout
 __all__ = ["Program", "trace"]
 
 LOG_SOFTMAX = (F.log_softmax, torch.log_softmax, "log_softmax")
-MOST_TOKEN_LAYERS = 4  # for a convolution; ConvNeXt has two, for which the kernels are faster, and an MLP-Mixer 16
+WIDE, MOST_TOKEN_LAYERS = 128, 4  # for a convolution; measured in docs/performance.md
 IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 
 
@@ -36,7 +36,8 @@ class Program:
         dropouts: the dropouts in the order of the forward pass.
         log_softmax: whether the network ends with a log softmax, which is no operation: the cross-entropy of scores
             is the negative log-likelihood of their log softmax, and so is that of the log softmax itself.
-        token_layers: the number of linear layers of the last dimension of signals and images.
+        token_layers: the widths of the linear layers of the last dimension of signals and images: of their inputs or
+            outputs, whichever are fewer.
     """
 
     ops: tuple[Op, ...]
@@ -44,7 +45,7 @@ class Program:
     output: int
     dropouts: tuple[Dropout, ...] = ()
     log_softmax: bool = False
-    token_layers: int = 0
+    token_layers: tuple[int, ...] = ()
 
     def returned(self, outputs: Tensor) -> Tensor:
         """Returns what the network returns, from the last value ``[B, C]``."""
@@ -58,9 +59,9 @@ class Program:
 
     @property
     def is_of_tokens(self) -> bool:
-        """Whether nearly all layers are linear layers of tokens, which torch multiplies as fast as the kernels do."""
-        convolutions = sum(op.kind in (KIND["conv"], KIND["depthwise"]) for op in self.ops) - self.token_layers
-        return self.token_layers > MOST_TOKEN_LAYERS * convolutions
+        """Whether wide linear layers of tokens prevail, which torch multiplies as fast as the kernels do."""
+        convolutions = sum(op.kind in (KIND["conv"], KIND["depthwise"]) for op in self.ops) - len(self.token_layers)
+        return sum(width >= WIDE for width in self.token_layers) > MOST_TOKEN_LAYERS * convolutions
 
     @property
     def num_outputs(self) -> int:
@@ -115,7 +116,7 @@ class _Tracer:
             raise Unsupported("its forward pass computes what its output does not depend on")
         made.share_values(last.number, readers)
         ops, values, dropouts = tuple(made.ops), tuple(made.values), tuple(made.dropouts)
-        return Program(ops, values, last.number, dropouts, self.log_softmax, made.token_layers)
+        return Program(ops, values, last.number, dropouts, self.log_softmax, tuple(made.token_layers))
 
     def size_of(self, node: fx.Node) -> Any:
         """Returns the number that a node for sizes stands for, or several."""

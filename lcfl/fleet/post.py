@@ -191,7 +191,8 @@ class _Asking:
             except MessageError as error:
                 if not self._is_quiet:  # the run may wait long for another answer
                     LOGGER.info("%s: %s", self._post.names.get(node, f"node {node}"), error)
-                self._refused.add(node)
+                if not isinstance(parcel, Undelivered):
+                    self._refused.add(node)
                 self._lose(node, str(error), AGAIN)
         return bool(arrived)
 

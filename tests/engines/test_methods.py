@@ -1,6 +1,7 @@
 """Every method gives the same federation with every engine, up to rounding. Tests of the choice of the engine."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -127,17 +128,21 @@ def test_a_rank_does_not_trace_the_network_again(monkeypatch):
 
 
 class Tokens(nn.Sequential):
-    """Five layers for each pixel."""
+    """Layers for each pixel."""
 
-    def __init__(self):
-        layers = [nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(5)]
-        super().__init__(nn.Conv2d(3, 8, 1), Permute([0, 2, 3, 1]), *layers, nn.Flatten(), nn.Linear(32, 4))
+    def __init__(self, width, number):
+        layers = [nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(number)]
+        super().__init__(nn.Conv2d(3, width, 1), Permute([0, 2, 3, 1]), *layers, nn.Flatten(), nn.LazyLinear(4))
+        self(torch.zeros(1, 3, 2, 2))
 
 
-def test_auto_does_not_take_the_compiled_engine_for_linear_layers_of_tokens(caplog):
-    data, module = data_of((3, 2, 2), 8), FederatedModule(Tokens, cut=None)
-    assert choose_engine("auto", module, data, "cpu", "32-true").name == "sequential"
-    assert "nearly all of its layers are linear layers of tokens" in caplog.text
+@pytest.mark.parametrize(
+    ("width", "number", "engine"), [(8, 5, "compiled"), (128, 4, "compiled"), (128, 5, "sequential")]
+)
+def test_auto_does_not_take_the_compiled_engine_for_wide_linear_layers_of_tokens(caplog, width, number, engine):
+    data, module = data_of((3, 2, 2), 8), FederatedModule(partial(Tokens, width, number), cut=None)
+    assert choose_engine("auto", module, data, "cpu", "32-true").name == engine
+    assert ("wide linear layers of tokens" in caplog.text) == (engine == "sequential")
     assert choose_engine("compiled", module, data, "cpu", "32-true").name == "compiled"
 
 
