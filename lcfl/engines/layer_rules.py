@@ -218,8 +218,7 @@ def _batch_norm(to: Builder, layer: nn.BatchNorm2d | nn.BatchNorm1d, at: Place, 
     return to.emit("batch_norm", at, shape_of(value), layer, eps=layer.eps, momentum=layer.momentum, **places)
 
 
-LAYERS: dict[type[nn.Module], Rule] = {
-    nn.Linear: _linear,
+OF_NUMBERS: dict[type[nn.Module], Rule] = {  # these do not mind which dimension the channels are
     nn.ReLU: _pointwise("relu"),
     nn.ReLU6: _pointwise("relu6"),
     nn.LeakyReLU: _leaky_relu,
@@ -235,13 +234,15 @@ LAYERS: dict[type[nn.Module], Rule] = {
     nn.Dropout: _dropout,
     StochasticDepth: _stochastic_depth,
     nn.Identity: _identity,
+    Scale: _scale,
+}
+OF_LAST_DIM: dict[type[nn.Module], Rule] = {nn.Linear: _linear, nn.LayerNorm: _layer_norm}  # which is the channels
+OF_FIRST_DIM: dict[type[nn.Module], Rule] = {
     nn.Flatten: _flatten,
     nn.Unflatten: _unflatten,
     nn.ChannelShuffle: _channel_shuffle,
     nn.GroupNorm: _group_norm,
-    nn.LayerNorm: _layer_norm,
     nn.BatchNorm1d: _batch_norm,
-    Scale: _scale,
 }
 OF_SIGNALS: dict[type[nn.Module], Rule] = {
     nn.Conv1d: _conv,
@@ -262,25 +263,6 @@ OF_IMAGES: dict[type[nn.Module], Rule] = {
     nn.InstanceNorm2d: _instance_norm,
     nn.BatchNorm2d: _batch_norm,
 }
-OF_NUMBERS = (  # these do not mind which dimension the channels are
-    nn.ReLU,
-    nn.ReLU6,
-    nn.LeakyReLU,
-    nn.ELU,
-    nn.SELU,
-    nn.CELU,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.Hardsigmoid,
-    nn.Hardswish,
-    nn.GELU,
-    nn.SiLU,
-    nn.Dropout,
-    StochasticDepth,
-    nn.Identity,
-    Scale,
-)
-OF_LAST_DIM = (nn.Linear, nn.LayerNorm)  # whose channels are the last dimension
 KEEPS_RESULT = (nn.ReLU, nn.Tanh, nn.Sigmoid)  # torch computes the gradient from the result
 KEEPS_RESULT_IN_PLACE = (nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU)  # so it does here if the result replaces the input
 
@@ -295,7 +277,8 @@ def add_layer(to: Builder, layer: nn.Module, at: Place) -> Place:
     if kind not in OF_NUMBERS:
         at = to.turned(at) if kind in OF_LAST_DIM else to.plain(at)
     value = to.values[at.number]
-    rule = LAYERS.get(kind) or (OF_SIGNALS if at.rank == 2 else OF_IMAGES).get(kind)
+    of_rank = OF_SIGNALS if at.rank == 2 else OF_IMAGES
+    rule = next((rules[kind] for rules in (OF_NUMBERS, OF_LAST_DIM, OF_FIRST_DIM, of_rank) if kind in rules), None)
     name = f"{kind.__name__} {to.names.get(id(layer), '')}".strip()
     if rule is None:
         raise Unsupported(f"it has the layer {name}")

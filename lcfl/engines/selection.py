@@ -46,10 +46,10 @@ def choose_engine(
     """Returns the named engine, or the one that ``auto`` takes.
 
     ``auto`` takes ``compiled`` on a CPU and ``stacked`` on a GPU if it trains the module as it is defined, and else
-    ``sequential``, and logs the reason then. The choice depends on the module, the shape of the data, the device and
-    whether there is a compiler, and in ``bf16-mixed`` on whether the processor has AMX or AVX512-bf16. It does not
-    depend on measurements: the same command gives the same engine again, and so the same bits. So it is not always the
-    fastest (docs/performance.md).
+    ``sequential``, also for networks of wide linear layers of tokens on a CPU, and logs the reason then. The choice
+    depends on the module, the shape of the data, the device and whether there is a compiler, and in ``bf16-mixed`` on
+    whether the processor has AMX or AVX512-bf16. It does not depend on measurements: the same command gives the same
+    engine again, and so the same bits. So it is not always the fastest (docs/performance.md).
 
     Args:
         wanted: a name or ``auto``.

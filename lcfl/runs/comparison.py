@@ -207,7 +207,7 @@ def check_same_definition(runs: Iterable[FinishedRun]) -> None:
     Raises:
         ValueError: if it is not; names two runs.
     """
-    runs, known = list(runs), dict[str, tuple[Any, FinishedRun]]()
+    runs = list(runs)
     for one, other in combinations(runs, 2):
         if one.reports_otherwise(other):
             name = one.reported.name
@@ -216,18 +216,17 @@ def check_same_definition(runs: Iterable[FinishedRun]) -> None:
                 f"these runs cannot be compared: {one.path} and {other.path} report {name}, but model.{option} "
                 "differs, so the numbers measure different things. Set it alike for all, or report another metric."
             )
-    differing: dict[str, tuple[FinishedRun, FinishedRun]] = {}
+    known: dict[str, list[tuple[Any, FinishedRun]]] = {}
     for run in runs:
         for name, definition in definitions_of(run.summary["identity"]).items():
-            first, of = known.setdefault(name, (definition, run))
-            if first != definition:
-                differing.setdefault(name, (of, run))
-    for name, (one, other) in differing.items():
-        warnings.warn(
-            f"model.metrics.{name} differs between these runs, such as {one.path} and {other.path}, so its numbers "
-            "measure different things.",
-            stacklevel=3,
-        )
+            known.setdefault(name, []).append((definition, run))
+    for name, ((first, one), *others) in known.items():
+        if differing := [run for definition, run in others if definition != first]:
+            warnings.warn(
+                f"model.metrics.{name} differs between these runs, such as {one.path} and {differing[0].path}, so its "
+                "numbers measure different things.",
+                stacklevel=3,
+            )
 
 
 def check_same_setting(entries: Sequence[Entry]) -> None:

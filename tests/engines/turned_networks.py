@@ -59,7 +59,7 @@ class Turning(nn.Module):
         y = F.layer_norm(x.permute(0, 2, 3, 1), (10,), self.norm.weight, self.norm.bias, eps=1e-3)
         y = F.gelu(F.linear(y, self.one.weight, self.one.bias)).permute((0, 2, 3, 1)).permute(0, 3, 1, 2)
         y = self.two(y).mul(2).permute(0, 3, 1, 2) * self.factor
-        x = x + y
+        x = x.add(y).sub(0.5).div(2)
         a = self.rows(torch.permute(x, (0, 2, 3, 1)))  # [B, 5, 6, 8] of [B, 9, 7, 10]
         b = self.columns(x)  # [B, 10, 9, 6]
         c = b.permute(0, 2, 3, 1)

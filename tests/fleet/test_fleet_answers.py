@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,11 +12,13 @@ import torch
 
 import lcfl
 import lcfl.federation.session
-from lcfl.fleet.messages import decode
+from lcfl.fleet.messages import Message, decode
 from lcfl.fleet.parcel import Parcel
+from lcfl.fleet.post import _Asking
 from lcfl.server.schedule import Schedule
 from tests.fleet.fleets import (
     AWAY,
+    FIRST,
     SOME,
     assert_same_fields,
     assert_same_numbers,
@@ -139,6 +142,24 @@ def test_a_loss_may_be_undefined_for_a_client(tmp_path):
     with pytest.warns(UserWarning, match="^loss: not defined for samples of 1 clients"):
         watch = on_fleet(tmp_path, fedavg, link=Loopback(nodes(tmp_path, fedavg), fate), evaluate_every=1)
     assert watch.state.round == 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"), [(Parcel("nonsense"), "a message that cannot be read"), (AWAY, "no answer")]
+)
+def test_a_node_that_is_asked_again_is_still_one_whose_answer_was_refused(monkeypatch, answer, reason):
+    """A reminder says why the run waits."""
+    monkeypatch.setattr("lcfl.fleet.post.AGAIN", 0.0)
+    arriving = [{"ticket": answer}, {}]
+    link = SimpleNamespace(
+        nodes=lambda: [FIRST], send=lambda parcels: {FIRST: "ticket"}, receive=lambda tickets: arriving.pop(0)
+    )
+    post = SimpleNamespace(link=link, names={}, most_bytes=2**20)
+    asking = _Asking(post, {FIRST: Message("trivial", {})}, lambda node, answer: None, is_quiet=True)
+    for _ in range(2):
+        asking.send()
+        asking.receive()
+    assert asking.missing("no answer")[FIRST].startswith(reason)
 
 
 @pytest.mark.parametrize("bad", BAD_ANSWERS)
