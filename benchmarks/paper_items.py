@@ -90,12 +90,14 @@ class Item:
 
 
 def _published(item: str) -> Iterator[dict[str, str]]:
-    """Yields the printed numbers of an item, without those that cannot be what their column says."""
     with (PUBLISHED / f"{item}.csv").open(newline="") as file:
-        yield from (row for row in csv.DictReader(file) if "suspected misprint" not in row["note"])
+        yield from csv.DictReader(file)
 
 
 def _printed_in(row: Mapping[str, str]) -> Printed:
+    """Returns the printed number of a cell; none if it cannot be what its column says."""
+    if "suspected misprint" in row["note"]:
+        return {}
     scale = 100 if row["unit"] == "fraction" and row["metric"] == "test_accuracy" else 1
     mean, std = (scale * float(row[name]) if row[name] else nan for name in ("mean", "std"))
     return {row["metric"]: (mean, std)}

@@ -41,8 +41,9 @@ def _is_personalised(cell: Cell) -> bool:
 
 
 def lenet(cell: Cell) -> Words:
-    """LeNet-5, which LCFed names, with 62,006 parameters (on MNIST 44,426, on CIFAR-100 69,656)."""
-    return [f"--model.network={LENETS[cell.dataset]}"] if _is_personalised(cell) else None
+    """LeNet-5 (on MNIST 44,426 parameters, on CIFAR 62,006 or 69,656), also for FedClust's CIFAR-100."""
+    applies = _is_personalised(cell) or (cell.paper, cell.dataset) == ("fedclust", "cifar100")
+    return [f"--model.network={LENETS[cell.dataset]}"] if applies else None
 
 
 def ring(cell: Cell) -> Words:
