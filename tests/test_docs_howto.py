@@ -161,6 +161,11 @@ def test_a_fleet_of_hospitals_as_its_page_says(here, capsys):
     federation = instantiate_trainer(config)
     federation.rounds, federation.logger = 3, False
     run = fleet.fit(federation, *instantiate(config), Both(post), FleetOptions(9, {"batch_size": 10}))
+    export = marked(PAGES["fleet"], "block: fleet_export").replace("/var/lib/lcfl", "alder/state").split()
+    import_module(COMMANDS["fleet"]).main(export[2:])
+    inputs = torch.randn(2, 30)
+    expected = run.model("global")(inputs)
+    torch.testing.assert_close(torch.export.load("alder.pt2").module()(inputs), expected)
     assert run.metrics["test/own_split/global/acc"] > 0.5
     with (run.path / "clients.csv").open() as file:
         assert [row["name"] for row in csv.DictReader(file)] == names

@@ -10,14 +10,15 @@ from typing import Any
 import lcfl
 from lcfl.core.files import read_regular, write_json
 from lcfl.core.schema import Number, check_form
+from lcfl.data.spec import SampleSpec
 from lcfl.distributed.tasks import Lost
-from lcfl.fleet.data import differing
+from lcfl.fleet.data import RemoteDataset, differing
 from lcfl.fleet.messages import Message
 from lcfl.fleet.post import Post, one_line
 from lcfl.runs.checkpoint import CheckpointError
 from lcfl.runs.directory import MEMBERS
 
-__all__ = ["Admission", "Member", "is_word", "numbered", "read_members", "write_members"]
+__all__ = ["Admission", "Member", "is_word", "numbered", "read_members", "read_spec", "write_members"]
 
 Fits = Callable[[Mapping[str, Any]], None]
 FORM = {
@@ -183,3 +184,13 @@ def read_members(folder: Path) -> tuple[str, dict[int, Member]]:
         raise CheckpointError(f"{folder} is not the run of a fleet: it has no {MEMBERS}.") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: damaged: {error}.") from None
+
+
+def read_spec(folder: Path) -> SampleSpec:
+    """Returns what the samples of a fleet's run look like, which are alike on all its nodes.
+
+    Raises:
+        CheckpointError: if the run was not one of a fleet, or the file is damaged.
+    """
+    _, members = read_members(folder)
+    return RemoteDataset(next(iter(members.values())).spec).spec

@@ -242,12 +242,15 @@ class Node:
     def _measured(
         self, task: TrainingTask, kind: ModelKind, names: list[str], states: NodeStates
     ) -> dict[str, dict[str, float]]:
-        """Returns the metrics of the client's model of one kind, by set. A newcomer's model is kept for its owner."""
+        """Returns the metrics of the client's model of one kind, by set. The model is kept for its owner.
+
+        Only newcomers are measured with another exchange: before they train, and after it.
+        """
         result = None if task.local_update is None else self._run(task)
         model, buffers = measured_model(task, kind, self.method.exchange, self.module.layout, result)
-        if result is not None and task.exchange is not None:  # only newcomers train by another one for an evaluation
+        if task.exchange is None or result is not None:
             network = self.module.network_of(model, buffers, self.module.initial_frozen(self.seed))
-            states.keep_model(network.state_dict())
+            states.keep_model("newcomer" if task.exchange else kind, network.state_dict())
         sets = {"train": self.data.population.train} | self.data.population.sets(self.data.protocols)
         if unknown := [name for name in names if name not in sets]:
             raise MessageError(f"this node has no samples of {', '.join(unknown)}.")

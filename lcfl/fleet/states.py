@@ -13,7 +13,7 @@ from lcfl.core.schema import Array, Number, check_form
 from lcfl.fleet.parcel import MessageError
 from lcfl.runs.serialization import deserialized, write_serialized
 
-__all__ = ["NodeStates", "state_name"]
+__all__ = ["NodeStates", "newest_model", "state_name"]
 
 LOGGER = logging.getLogger(__name__)
 NAME = re.compile(r"round-(\d{6,})-[0-9a-f]{16}")
@@ -74,10 +74,10 @@ class NodeStates:
             write_serialized(temporary, {each: getattr(state, each) for each in (*VECTORS, "consumed")})
         sync_directory(self.folder)
 
-    def keep_model(self, weights: Mapping[str, Tensor]) -> None:
-        """Stores the model that a newcomer has trained, a state dict, for its owner: ``newcomer.pt``."""
+    def keep_model(self, kind: str, weights: Mapping[str, Tensor]) -> None:
+        """Stores a model of the client, a state dict, for its owner: ``<kind>.pt``."""
         self._make_folder()
-        with replacing(self.folder / "newcomer.pt") as temporary:
+        with replacing(self.folder / f"{kind}.pt") as temporary:
             write_serialized(temporary, dict(weights))
 
     def forget_before(self, number: int) -> None:
@@ -99,3 +99,18 @@ class NodeStates:
         if not NAME.fullmatch(name):
             raise MessageError(f"{name!r:.40} is no name of a state.")
         return self.folder / f"{name}.pt"
+
+
+def newest_model(folder: Path, kind: str) -> Path:
+    """Returns the file with the newest model of a kind, of all runs whose states are in a node's folder.
+
+    Raises:
+        FileNotFoundError: if there is none.
+    """
+    models = {path: path.stat().st_mtime_ns for path in folder.rglob("client-*/*.pt") if not NAME.fullmatch(path.stem)}
+    if not (found := [path for path in models if path.stem == kind]):
+        kinds = ", ".join(sorted({path.stem for path in models})) or "none"
+        raise FileNotFoundError(
+            f"{folder} has no {kind} model of a client; models in it: {kinds}. A node keeps those that it has tested."
+        )
+    return max(found, key=models.__getitem__)

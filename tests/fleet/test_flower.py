@@ -7,6 +7,7 @@ import torch
 
 import lcfl
 from lcfl.cli import federated_cli
+from lcfl.cli.commands import fleet
 from lcfl.cli.commands.fleet import write_app
 from lcfl.runs import checkpoint
 from tests.helpers.commandline import CONFIGS
@@ -75,6 +76,10 @@ def test_nodes_with_keys_give_the_bits_of_a_simulation_and_a_stranger_is_not_let
     log = federation.run_to_its_end(here / "app", root=here / "runs", **{"min-answers": 1.0})
     assert "3 of 3 clients are there" in log, log
     assert_same(here, simulation)
+    words = [str(here / "app/config.yaml"), f"--app={here}/app", "--client=1", f"--state={here}/state1"]
+    fleet.main(["export", *words, "--model=personal", f"--out={here}/node1.pt"])
+    weights, expected = torch.load(here / "node1.pt"), simulation.model("personal", client=1).state_dict()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
     assert federation.processes["stranger"].poll() not in (None, 0)
     assert f"{NUM_NODES} clients" in log
 

@@ -10,13 +10,28 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import lcfl
 from lcfl.callbacks import Checkpoint
 from lcfl.data.faults import ScaledUpdate
+from lcfl.fleet.members import read_spec
 from lcfl.fleet.node import Node, NodeSettings
 from lcfl.fleet.parcel import Parcel, in_words, refusal
-from tests.fleet.fleets import FIRST, SOME, Stop, data, node, nodes, on_fleet
+from lcfl.fleet.states import newest_model
+from lcfl.runs.result import Run
+from tests.fleet.fleets import (
+    FIRST,
+    SOME,
+    Stop,
+    assert_same_numbers,
+    data,
+    module,
+    node,
+    nodes,
+    on_fleet,
+    simulated,
+)
 from tests.helpers.builders import fedavg, fedper, lcfed
 from tests.helpers.loopback import Loopback
 
@@ -24,9 +39,23 @@ from tests.helpers.loopback import Loopback
 def test_nodes_keep_only_the_states_that_the_server_may_go_back_to(tmp_path):
     on_fleet(tmp_path, lcfed, callbacks=[Checkpoint(every_n_rounds=1)], rounds=6, clients_per_round=6)
     for place in range(6):
-        (folder,) = (tmp_path / f"node{place}").glob("*/client-*")
+        paths = (tmp_path / f"node{place}").glob("*/client-*/round-*.pt")
         # those that the last two checkpoints need, and that of the last round
-        assert sorted(int(path.name.split("-")[1]) for path in folder.iterdir()) == [3, 4, 5]
+        assert sorted(int(path.name.split("-")[1]) for path in paths) == [3, 4, 5]
+
+
+@pytest.mark.parametrize("method", [fedavg, lcfed, fedper])
+def test_nodes_keep_the_models_that_they_have_tested(tmp_path, method):
+    assert read_spec(on_fleet(tmp_path, method).run.path) == data().dataset.spec
+    simulated(tmp_path / "simulation", method, callbacks=[Checkpoint()])
+    run = Run(tmp_path / "simulation/run/version_0", module(), method())
+    for place in range(6):
+        kept = {kind: newest_model(tmp_path / f"node{place}", kind) for kind in method().exchange.models}
+        for kind in kept.keys() - {"after_local"}:  # which only the node can make
+            assert_same_numbers(torch.load(kept[kind]), run.model(kind, client=place).state_dict())
+    assert method is lcfed or "after_local" in kept
+    with pytest.raises(FileNotFoundError, match=r"has no newcomer model of a client; models in it: (after|cluster)"):
+        newest_model(tmp_path / "node0", "newcomer")
 
 
 def test_a_node_without_the_state_that_the_server_names_says_so(tmp_path):

@@ -1,23 +1,18 @@
 """``lcfl export RUN --model cluster --cluster 2``: writes one trained model to a file."""
 
 import argparse
-import warnings
 from collections.abc import Sequence
-from contextlib import redirect_stderr, suppress
-from functools import partial
-from io import StringIO
 from pathlib import Path
-
-import torch
-from torch import Tensor, nn
 
 from lcfl.cli.federated_cli import instantiate_data
 from lcfl.cli.loading import load
-from lcfl.core.files import atomic_file, check_new
+from lcfl.cli.model_file import add_options, write_model
+from lcfl.core.files import check_new
+from lcfl.data.spec import SampleSpec
+from lcfl.fleet.members import read_spec
+from lcfl.runs.result import Run
 
 __all__ = ["main", "parser"]
-
-FORMATS = ("state_dict", "torch_export")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,14 +27,7 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--client", help="the client of the personal or cluster model, by name or else by number")
     options.add_argument("--cluster", type=int, help="the number of the cluster")
-    options.add_argument("--out", type=Path, required=True, help="the file, which must not exist yet")
-    options.add_argument(
-        "--format",
-        default="state_dict",
-        choices=FORMATS,
-        help="state_dict (default): weights by name, for model.init_from or the network's load_state_dict; "
-        "torch_export: the whole network for any batch size, for torch.export.load",
-    )
+    add_options(options)
     return options
 
 
@@ -57,28 +45,10 @@ def main(args: Sequence[str]) -> None:
     check_new(options.out)
     run = load(options.run, ckpt_path=options.ckpt_path)
     network = run.model(options.model, client=options.client, cluster=options.cluster)
-    with atomic_file(options.out) as path:
-        if options.format == "state_dict":
-            torch.save(network.state_dict(), path)
-        else:
-            example, _ = instantiate_data(options.run / "config.yaml").dataset.spec.blank(2)
-            with path.open("wb") as file:
-                torch.export.save(_exported(network, example), file)
+    write_model(network, options.out, options.format, lambda: _spec(run))
     print(f"written to {options.out}")
 
 
-def _exported(network: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
-    """Returns a network as a program for any batch size. Strict tracing understands more of Python, and is slower."""
-    export = partial(torch.export.export, network, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    try:
-        with warnings.catch_warnings(), redirect_stderr(StringIO()):  # to which torch prints whole graphs
-            warnings.simplefilter("ignore")
-            with suppress(Exception):
-                return export()
-            return export(strict=True)
-    except Exception as error:  # of any kind, because the network may be the user's own
-        reason = str(error).strip().partition("\n")[0]
-        raise ValueError(
-            f"--format: torch.export cannot export {type(network).__name__} for any batch size "
-            f"({type(error).__name__}: {reason}). Use --format state_dict, or lcfl.load(run).model(...) in Python."
-        ) from None
+def _spec(run: Run) -> SampleSpec:
+    """Returns what a sample of a run looks like. The data of a fleet need not be where its configuration has them."""
+    return read_spec(run.path) if run.is_of_fleet else instantiate_data(run.path / "config.yaml").dataset.spec

@@ -1,4 +1,4 @@
-"""``lcfl fleet app DIR``: writes the Flower app of a run. ``lcfl fleet check FILE``: tries a node's data with it."""
+"""``lcfl fleet app DIR``: writes the Flower app of a run. ``check`` and ``export`` are for its nodes."""
 
 import argparse
 import json
@@ -10,17 +10,25 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+import torch
+from torch import nn
 
 import lcfl
 from lcfl.cli.federated_cli import FederatedCLI, class_paths
 from lcfl.cli.fleet_config import node_of, options_of
+from lcfl.cli.model_file import add_options, write_model
 from lcfl.core.files import check_new
 from lcfl.core.validation import abbreviated
 from lcfl.fleet.data import described_spec
+from lcfl.fleet.node import Node
+from lcfl.fleet.states import newest_model
+from lcfl.methods.exchange import ModelKind
 
 __all__ = ["main", "parser"]
 
+KEPT = (*get_args(ModelKind), "newcomer")
 CODE = '''"""The Flower app of a federation: `server` runs beside the SuperLink, `client` on every SuperNode."""
 
 from pathlib import Path
@@ -84,18 +92,30 @@ def parser() -> argparse.ArgumentParser:
         help="try on a node whether its data and the network of a run fit together",
         description="Reads the data of a node and tries the network of a run on them. Nothing is sent.",
     )
-    check.add_argument("data", type=Path, help="the YAML file with the node's data section")
-    check.add_argument("--app", type=Path, required=True, metavar="DIR", help="the folder of the run's app")
-    check.add_argument("--client", type=int, help="which client of a data section that deals samples out the node is")
+    export = commands.add_parser(
+        "export",
+        allow_abbrev=False,
+        help="write a model that a node keeps to a file",
+        description="Writes a model of the node's client, as it was when the node last tested it, to a file.",
+    )
+    for each in (check, export):
+        each.add_argument("data", type=Path, help="the YAML file with the node's data section")
+        each.add_argument("--app", type=Path, required=True, metavar="DIR", help="the folder of the run's app")
+        each.add_argument("--client", type=int, help="the client that the node plays, if its data section has several")
+    export.add_argument("--state", type=Path, required=True, metavar="DIR", help="the folder with the node's states")
+    export.add_argument("--model", required=True, choices=KEPT, help="kind of model")
+    add_options(export)
     return options
 
 
 def main(args: Sequence[str]) -> None:
-    """Writes an app, or checks a node.
+    """Writes an app, checks a node, or writes a model of a node.
 
     Raises:
-        FileExistsError: if the folder of the app exists already.
-        ValueError: if the configuration cannot be run on a fleet, or network and data do not fit together.
+        FileExistsError: if the folder of the app, or the file of the model, exists already.
+        FileNotFoundError: if the node keeps no such model.
+        ValueError: if the configuration cannot be run on a fleet, if network and data or network and model do not fit
+            together, or if torch cannot export the network.
     """
     options, more = parser().parse_known_args(args)
     if options.command == "app":
@@ -104,8 +124,15 @@ def main(args: Sequence[str]) -> None:
         return
     if more:
         parser().error(f"unrecognized arguments: {' '.join(more)}")
-    for line in checked(options.data, options.app, options.client):
-        print(line)
+    if options.command == "check":
+        for line in checked(options.data, options.app, options.client):
+            print(line)
+        return
+    check_new(options.out)
+    file = newest_model(options.state, options.model)
+    node = _node(options.data, options.app, options.client, options.state)
+    write_model(_network(node, file), options.out, options.format, lambda: node.data.dataset.spec)
+    print(f"written to {options.out}, from {file}")
 
 
 def write_app(folder: Path, words: Sequence[str]) -> None:
@@ -146,12 +173,8 @@ def checked(data: Path, app: Path, client: int | None = None) -> Iterator[str]:
         app: the folder of the run's app.
         client: which client of the data section the node is; None if all samples are its own.
     """
-    if not (app / "config.yaml").is_file():
-        raise ValueError(f"--app: {app} has no config.yaml; give the folder that lcfl fleet app wrote.")
-    sys.path.append(str(app))  # the run's own modules
     with tempfile.TemporaryDirectory() as state:
-        own: dict[str, Any] = {"data": str(data), "state": state} | ({} if client is None else {"client": client})
-        node = node_of(app / "config.yaml", own)
+        node = _node(data, app, client, Path(state))
         place = node.place[0]
         sets = {"train": node.data.population.train} | node.data.population.sets(node.data.protocols)
         yield f"name: {node.name}"
@@ -166,6 +189,28 @@ def checked(data: Path, app: Path, client: int | None = None) -> Iterator[str]:
         yield from (f"{name}: {len(indices[place])} samples" for name, indices in sets.items())
         yield f"engine: {node.engine.name}"
         yield "network, loss, metrics and data fit together"
+
+
+def _node(data: Path, app: Path, client: int | None, state: Path) -> Node:
+    """Returns the node with this data section and this folder of states."""
+    if not (app / "config.yaml").is_file():
+        raise ValueError(f"--app: {app} has no config.yaml; give the folder that lcfl fleet app wrote.")
+    sys.path.append(str(app))  # the run's own modules
+    own: dict[str, Any] = {"data": str(data), "state": str(state)} | ({} if client is None else {"client": client})
+    return node_of(app / "config.yaml", own)
+
+
+def _network(node: Node, file: Path) -> nn.Module:
+    """Returns the network of the run with the weights in a file."""
+    network = node.module.network_of(node.module.initial_model(node.seed)).eval()
+    try:
+        network.load_state_dict(torch.load(file, weights_only=True))
+    except RuntimeError:
+        raise ValueError(
+            f"{file}, the newest model of this kind, does not fit the network of --app: give the app of its run, or "
+            "the folder of another run as --state."
+        ) from None
+    return network
 
 
 class _ConfigOnly(FederatedCLI):

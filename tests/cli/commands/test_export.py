@@ -11,6 +11,7 @@ import yaml
 from torch import nn
 
 import lcfl
+from lcfl.cli import model_file
 from lcfl.cli.commands import export, predict
 from lcfl.data.samples import TensorSamples
 from lcfl.models import MLP
@@ -87,7 +88,7 @@ class Branching(LastStep):
 
 def test_a_network_that_asks_for_its_batch_size_is_exported():
     network, inputs = LastStep().eval(), torch.ones(5, 3, 3)
-    module = export._exported(network, torch.ones(2, 3, 3)).module()
+    module = model_file._exported(network, torch.ones(2, 3, 3)).module()
     torch.testing.assert_close(module(inputs), network(inputs))
 
 
@@ -95,7 +96,7 @@ def test_a_network_that_cannot_be_exported_is_refused_in_one_line(capfd):
     with pytest.raises(
         ValueError, match=r"^--format: torch.export cannot export Branching .*Use --format state_dict"
     ) as e:
-        export._exported(Branching().eval(), torch.ones(2, 3, 3))
+        model_file._exported(Branching().eval(), torch.ones(2, 3, 3))
     assert len(str(e.value).splitlines()) == 1 and "def forward" not in capfd.readouterr().err
 
 

@@ -3,18 +3,21 @@
 import csv
 import importlib
 import logging
+import os
 import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import lcfl
 from lcfl.cli import flower_node
 from lcfl.cli.commands import fleet
 from lcfl.cli.fleet_config import node_of, options_of
 from lcfl.fleet.messages import Message, decode, encode
+from lcfl.models import MLP
 from tests.helpers.commandline import CONFIGS
 
 SECTION = """
@@ -147,6 +150,31 @@ def test_a_node_that_is_asked_to_join_again_reads_its_data_anew(check, here, mon
     first, second, third = told
     assert (second["sizes"]["train"] > first["sizes"]["train"]) is corrected
     assert ("unknown" in third.get("reason", "")) is corrected
+
+
+def test_a_node_writes_the_newest_of_its_models(check, here, capsys):
+    check(["alder"], "partition: ByOwner")
+    torch.manual_seed(0)
+    networks = [MLP(3, [4], 2) for _ in range(2)]
+    for number, network in enumerate(networks):
+        file = here / f"state/run{number}/client-1/personal.pt"
+        file.parent.mkdir(parents=True)
+        torch.save(network.state_dict(), file)
+        os.utime(file, (number, number))
+    words = ["export", "hospital.yaml", "--app=app", "--model=personal", "--out"]
+    inputs = torch.randn(5, 3)
+    fleet.main([*words, "alder.pt", "--state=state"])
+    assert capsys.readouterr().out == "written to alder.pt, from state/run1/client-1/personal.pt\n"
+    network = MLP(3, [4], 2)
+    network.load_state_dict(torch.load("alder.pt"))
+    assert torch.equal(network(inputs), networks[1](inputs))
+    fleet.main([*words, "alder.pt2", "--state=state/run0", "--format=torch_export"])
+    torch.testing.assert_close(torch.export.load("alder.pt2").module()(inputs), networks[0](inputs))
+    torch.save(MLP(2, [4], 2).state_dict(), file)
+    with pytest.raises(
+        ValueError, match=r"run1/client-1/personal\.pt, the newest model of this kind, does not fit the"
+    ):
+        fleet.main([*words, "other.pt", "--state=state"])
 
 
 @pytest.mark.parametrize(
