@@ -25,6 +25,7 @@ class Scale(nn.Module):
 
 
 def _conv(to: Builder, layer: nn.Conv1d | nn.Conv2d, at: Place, value: Value) -> Place | None:
+    """Adds a convolution, which is a matrix product of features if its window is the whole image."""
     sides = layer.kernel_size
     if layer.padding == "same" and any(side % 2 == 0 for side in sides):  # more on one side than on the other
         return None
@@ -39,9 +40,11 @@ def _conv(to: Builder, layer: nn.Conv1d | nn.Conv2d, at: Place, value: Value) ->
     shape = (layer.out_channels, *_windows(value, *window))
     if 1 < layer.groups == layer.in_channels == layer.out_channels:
         return to.emit("depthwise", at, shape, layer, **_fields(*window))
+    is_whole = window[0] == (value.height, value.width) and window[2] == (0, 0)
+    kind, fields = ("linear", {}) if is_whole else ("conv", _fields(*window))
     if layer.groups > 1:
-        return to.emit_grouped("conv", at, shape, layer, layer.groups, **_fields(*window))
-    return to.emit("conv", at, shape, layer, **_fields(*window))
+        return to.emit_grouped(kind, at, shape, layer, layer.groups, **fields)
+    return to.emit(kind, at, shape, layer, **fields)
 
 
 def _linear(to: Builder, layer: nn.Linear, at: Place, value: Value) -> Place | None:
@@ -50,9 +53,11 @@ def _linear(to: Builder, layer: nn.Linear, at: Place, value: Value) -> Place | N
         return to.emit("linear", at, (layer.out_features, 1, 1), layer)
     if layer.in_features != value.channels:
         return None
-    shape, pixel = (layer.out_features, value.height, value.width), _fields((1, 1), (1, 1), (0, 0))
-    place = to.emit("conv", at, shape, layer, **pixel)
-    to.token_layers.append(min(layer.in_features, layer.out_features))
+    shape, has_pixels = (layer.out_features, value.height, value.width), value.height * value.width > 1
+    pixel = _fields((1, 1), (1, 1), (0, 0)) if has_pixels else {}
+    place = to.emit("conv" if has_pixels else "linear", at, shape, layer, **pixel)
+    if has_pixels:
+        to.token_layers.append(min(layer.in_features, layer.out_features))
     to.keeps_order &= at.rank != 3
     to.in_order.add(place)
     return place
