@@ -34,6 +34,32 @@ def test_gradient_for_every_window_of_a_convolution(kernel, stride, padding, gro
     assert_same_gradient(network, (3, 7, 6), size)
 
 
+@pytest.mark.parametrize("size", [10, 33])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(
+    ("sides", "kernel", "stride", "padding"),
+    [
+        ((1, 1), (1, 1), (1, 1), (0, 0)),  # the whole image
+        ((3, 2), (3, 2), (2, 1), (0, 0)),
+        ((1, 1), (3, 3), (1, 1), (1, 1)),  # one tap meets it
+        ((1, 1), (5, 3), (2, 3), (4, 1)),
+        ((2, 2), (3, 3), (2, 2), (1, 1)),  # some taps do
+        ((1, 4), (3, 5), (1, 2), (1, 2)),
+        ((2, 3), (5, 4), (3, 2), (3, 3)),
+        ((2, 2), (1, 1), (1, 1), (0, 0)),  # in one row
+        ((3, 5), (1, 1), (2, 2), (0, 0)),
+        ((9, 8), (1, 1), (1, 1), (0, 0)),
+    ],
+)
+def test_gradient_of_a_convolution_of_a_small_image(sides, kernel, stride, padding, groups, size):
+    def network():
+        first, window = nn.Conv2d(3, 6, 1), nn.Conv2d(6, 10, kernel, stride, padding, groups=groups)
+        embedding = nn.Sequential(first, nn.Tanh(), window, nn.Tanh(), nn.Flatten())
+        return SplitNetwork(embedding, nn.Linear(embedding(torch.zeros(1, 3, *sides)).numel(), 4))
+
+    assert_same_gradient(network, (3, *sides), size)
+
+
 @pytest.mark.parametrize(
     "pool",
     [

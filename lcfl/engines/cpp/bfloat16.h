@@ -347,6 +347,7 @@ class Bfloat16 {
         const int sides = tiles_in(any.channels);
         const int64_t row = whole(kernel_size, LANES) + LANES;  // a power of two would crowd a few sets of the cache
         float* rows = row_.floats(SIDE * row);
+        std::fill_n(rows, SIDE * row, 0.0f);  // also for taps that meet no pixel
         for (int top = tops.begin; top < tops.end; ++top) {
             const Tile* of_phase = sums;
             for (const PhaseParts& phase : phases) {

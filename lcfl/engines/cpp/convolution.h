@@ -26,7 +26,11 @@ class Convolution {
   public:
     // With `bfloat16`, the factors are rounded to it if there are enough channels.
     Convolution(const Op& op, const Value& in, const Value& out, bool bfloat16)
-        : op_(op), in_(in), out_(out), bfloat16_(bfloat16), phases_(phases_of(op, in, out)) {
+        : op_(op),
+          in_(in_one_row(op, in)),
+          out_(in_one_row(op, out)),
+          bfloat16_(bfloat16),
+          phases_(phases_of(op, in_, out_)) {
         for (Phase& each : phases_) choose_way(each.at);
     }
 
@@ -127,10 +131,20 @@ class Convolution {
     }
 
   private:
+    // Returns a small image as one row if the kernel has one pixel. Only the last vector of a row has idle lanes.
+    static Value in_one_row(const Op& op, const Value& image) {
+        const int pixels = image.height * image.width;
+        const bool has_one_pixel = op.kernel_h * op.kernel_w * op.stride_h * op.stride_w == 1;
+        return has_one_pixel && pixels <= 64 ? Value{image.channels, 1, pixels} : image;
+    }
+
+    // Whether all weights belong to one phase.
+    bool has_one_phase() const { return int(phases_[0].taps.size()) == kernel_size(); }
+
     void choose_way(Window& at) const {
         if (bfloat16_ && Bfloat16::suits(at.channels, at.out_channels))
             at.way = Way::BFLOAT16;
-        else if (phases_.size() == 1)
+        else if (has_one_phase())
             Winograd::choose(at);
     }
 
@@ -139,7 +153,7 @@ class Convolution {
     // Returns the weights [O][taps] of a phase.
     const float* weight_of(size_t phase, const float* model, Workspace& space) const {
         const float* all = model + op_.weight;
-        if (phases_.size() == 1) return all;
+        if (has_one_phase()) return all;
         const std::vector<Tap>& taps = phases_[phase].taps;
         float* result = space.weight.floats(int64_t(out_.channels) * taps.size());
         float* next = result;

@@ -74,25 +74,36 @@ struct Phase {  // every stride_h-th row and stride_w-th column of a padded inpu
     std::vector<Tap> taps;
 };
 
-// Returns the phases of a convolution that have taps. Without strides, there is one.
+// Returns the taps of a kernel that are not entirely in the margins, for the outputs from `first` to `last`.
+inline Span inside(int first, int last, int size, Span pixels) {
+    return {std::max(0, pixels.begin - last), std::min(size, pixels.end - first)};
+}
+
+// Returns the phases of a convolution that have taps. Without strides, there is one. Taps that meet no pixel for any
+// output, such as all but the middle one if there is one pixel, are left out.
 inline std::vector<Phase> phases_of(const Op& op, const Value& in, const Value& out) {
+    const auto met = [](Line& pixels, int length, int taps) {  // moves the frame to the first of these taps
+        const Span found = inside(0, length - 1, taps, pixels.inside(length + taps - 1));
+        pixels = pixels.from(found.begin);
+        return found;
+    };
     std::vector<Phase> result;
     for (int top = 0; top < std::min(op.stride_h, op.kernel_h); ++top)
         for (int left = 0; left < std::min(op.stride_w, op.kernel_w); ++left) {
-            const Line rows{top - op.padding_h, op.stride_h, in.height},
-                columns{left - op.padding_w, op.stride_w, in.width};
-            const int kernel_h = whole(op.kernel_h - top, op.stride_h) / op.stride_h;
-            const int kernel_w = whole(op.kernel_w - left, op.stride_w) / op.stride_w;
-            const int height = out.height + kernel_h - 1, width = out.width + kernel_w - 1;
+            Line rows{top - op.padding_h, op.stride_h, in.height}, columns{left - op.padding_w, op.stride_w, in.width};
+            const Span ys = met(rows, out.height, whole(op.kernel_h - top, op.stride_h) / op.stride_h);
+            const Span xs = met(columns, out.width, whole(op.kernel_w - left, op.stride_w) / op.stride_w);
+            if (ys.size() <= 0 || xs.size() <= 0) continue;
+            const int height = out.height + ys.size() - 1, width = out.width + xs.size() - 1;
             std::vector<Tap> taps;
             for (int channel = 0; channel < in.channels; ++channel)
-                for (int y = 0; y < kernel_h; ++y)
-                    for (int x = 0; x < kernel_w; ++x) {
-                        const int row = channel * op.kernel_h + top + y * op.stride_h;
-                        taps.push_back(
-                            {row * op.kernel_w + left + x * op.stride_w, (int64_t(channel) * height + y) * width + x});
+                for (int y = 0; y < ys.size(); ++y)
+                    for (int x = 0; x < xs.size(); ++x) {
+                        const int row = channel * op.kernel_h + top + (ys.begin + y) * op.stride_h;
+                        taps.push_back({row * op.kernel_w + left + (xs.begin + x) * op.stride_w,
+                                        (int64_t(channel) * height + y) * width + x});
                     }
-            result.push_back({{in.channels, height, width, kernel_h, kernel_w, out.channels, out.height, out.width,
+            result.push_back({{in.channels, height, width, ys.size(), xs.size(), out.channels, out.height, out.width,
                                rows.inside(height), columns.inside(width)},
                               rows,
                               columns,
@@ -113,11 +124,6 @@ inline Phase turned(const Phase& phase) {
             rows,
             columns,
             {}};
-}
-
-// Returns the taps of a kernel that are not entirely in the margins, for the outputs from `first` to `last`.
-inline Span inside(int first, int last, int size, Span pixels) {
-    return {std::max(0, pixels.begin - last), std::min(size, pixels.end - first)};
 }
 
 // Returns these columns of taps for `count` vectors of a row of the output, from number `vector` on.
@@ -371,6 +377,7 @@ void weigh_in_blocks(const std::vector<PhaseParts>& phases, int size, int64_t we
     const int out_channels = phases[0].chunks[0].at.out_channels, blocks = blocks_at_once<CB>(phases, size);
     const int group = CB * blocks, panel = blocks == 1 ? size : 4 * TB;
     float* rows = memory.floats(int64_t(group) * size);
+    std::fill_n(rows, int64_t(group) * size, 0.0f);  // also for taps that meet no pixel
     for (int begin = 0, end; begin < out_channels; begin = end) {
         end = std::min(begin + group, out_channels);
         for (const PhaseParts& phase : phases) {
