@@ -151,6 +151,10 @@ class FederatedCLI(LightningCLI):
             if not is_union(str(error)):
                 raise
             raise ValueError(without_types(str(error))) from error
+        parser = self._parser(self.subcommand)
+        assert isinstance(parser, Parser)
+        for name, value in parser.pulls.items():
+            _warn_if_dropped(self.model, name, value, self._get(self.config, "model"))
 
     def instantiate_trainer(self, **kwargs: Any) -> Federation:  # type: ignore[override]
         """Returns the federation, with the seed."""
@@ -182,6 +186,17 @@ class FederatedCLI(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         """Does nothing. LightningCLI would open the checkpoint and let its content override the command line."""
+
+
+def _warn_if_dropped(model: FederatedModule, name: str, value: float, given: Namespace) -> None:
+    """Warns if a module has another weight of a pull than the configuration, because it has no argument for it."""
+    if name not in _arguments(given) and getattr(model, name, value) != value:
+        kind = type(model).__name__
+        warnings.warn(
+            f"model.{name}: a configuration sets it to {value}, but {kind} has no such argument and trains with "
+            f"{getattr(model, name)}. Let __init__ of {kind} take **options, and pass them to super().__init__.",
+            stacklevel=2,
+        )
 
 
 def main(args: list[str] | None = None) -> Run | dict[str, float]:

@@ -301,6 +301,8 @@ class LayeredConfig(ActionConfigFile):
             forget(cfg, {group: _without_class(new) for group, new in layer.items()})
         with contextlib.chdir(folder or "."):
             super().__call__(parser, cfg, values, option_string)  # type: ignore[no-untyped-call]
+        arguments = cfg.get("model.init_args") or cfg.get("model") or {}
+        parser.pulls |= {name: arguments[name] for name in parser.pulls if name in arguments}
         if of_method is not None:
             self(parser, cfg, yaml.safe_dump(of_method), option_string)
 

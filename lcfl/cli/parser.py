@@ -49,11 +49,17 @@ register_type(Tensor, Tensor.tolist, _tensor)
 
 
 class Parser(LightningArgumentParser):
-    """A parser that can change single items of lists. Its errors are one message, which suggests the closest names."""
+    """A parser that can change single items of lists. Its errors are one message, which suggests the closest names.
+
+    Attributes:
+        pulls: the arguments of the model that a method sets, as the last layer with them has them. jsonargparse drops
+            them without a word if a model is named later that has no such arguments.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, "add_help": False, **options})
         self.add_argument("-h", "--help", action=option_help.Help)
+        self.pulls: dict[str, float] = {"cluster_weight": 0, "global_weight": 0}
         if os.getcwd() not in sys.path:  # the installed command, too, must find classes in the current folder
             sys.path.append(os.getcwd())
 
