@@ -15,7 +15,7 @@ from lcfl.fleet.node import Node, NodeSettings
 from lcfl.fleet.post import Patience
 from lcfl.fleet.server import FleetOptions
 
-__all__ = ["newcomers_of", "node_of", "options_of", "proxy_of", "shared_of"]
+__all__ = ["data_of", "newcomers_of", "node_of", "options_of", "proxy_of", "shared_of"]
 
 MIB = 2**20
 SHARED = ("batch_size", "drop_last", "protocols")  # what the run, and not the node, decides of a data section
@@ -124,11 +124,22 @@ def node_of(config: Path, settings: Mapping[str, Any]) -> Node:
             f"--node-config: {' and '.join(missing)} must be given, as in "
             '--node-config \'data="/etc/lcfl/hospital.yaml" state="/var/lib/lcfl"\'.'
         )
-    file, client = Path(settings["data"]), settings.get("client")
-    data = _own_data(file, {**shared_of(config), **({} if client is not None else _whole(file))})
+    client = settings.get("client")
+    data = data_of(config, Path(settings["data"]), client)
     module, method = instantiate(config, with_weights=True)
     own = NodeSettings(Path(settings["state"]), settings.get("name"), client, client, settings.get("begin-anew", False))
     return Node(module, method, data, instantiate_trainer(config), own)
+
+
+def data_of(config: Path, file: Path, client: int | None = None) -> FederatedDataModule:
+    """Returns the data of a node.
+
+    Args:
+        config: the configuration of the run.
+        file: the file with the node's data section.
+        client: which of the clients of a data section that deals samples out the node is; None if all are its own.
+    """
+    return _own_data(file, {**shared_of(config), **({} if client is not None else _whole(file))})
 
 
 def _own_data(file: Path, changes: Mapping[str, Any]) -> FederatedDataModule:

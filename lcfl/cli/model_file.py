@@ -64,5 +64,6 @@ def _exported(network: nn.Module, example: Tensor) -> torch.export.ExportedProgr
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(
             f"--format: torch.export cannot export {type(network).__name__} for any batch size "
-            f"({type(error).__name__}: {reason}). Use --format state_dict, or lcfl.load(run).model(...) in Python."
+            f"({type(error).__name__}: {reason}). Use --format state_dict, and load the weights into a "
+            f"{type(network).__name__} in Python."
         ) from None

@@ -32,7 +32,7 @@ from lcfl.fleet.data import described_spec, spec_digest
 from lcfl.fleet.messages import Message
 from lcfl.fleet.parcel import MessageError
 from lcfl.fleet.parts import Parts, evaluation_parts, training_parts
-from lcfl.fleet.states import NodeStates, state_name
+from lcfl.fleet.states import NodeStates, Owner, state_name
 from lcfl.methods.exchange import ModelKind
 from lcfl.methods.method import Method
 from lcfl.models.module import FederatedModule
@@ -250,7 +250,8 @@ class Node:
         model, buffers = measured_model(task, kind, self.method.exchange, self.module.layout, result)
         if task.exchange is None or result is not None:
             network = self.module.network_of(model, buffers, self.module.initial_frozen(self.seed))
-            states.keep_model("newcomer" if task.exchange else kind, network.state_dict())
+            owner = Owner(self.identity, self._own_place)
+            states.keep_model("newcomer" if task.exchange else kind, network.state_dict(), owner)
         sets = {"train": self.data.population.train} | self.data.population.sets(self.data.protocols)
         if unknown := [name for name in names if name not in sets]:
             raise MessageError(f"this node has no samples of {', '.join(unknown)}.")

@@ -65,15 +65,18 @@ def training_parts(method: Method, num_clients: int, named: Mapping[str, Any]) -
 def evaluation_parts(method: Method, kind: ModelKind, named: Mapping[str, Any]) -> Parts:
     """Returns the parts of a request to measure a kind of model; see `training_parts`.
 
-    A newcomer trains plainly for some epochs, see `lcfl.federation.onboarding`. Only metrics leave the node.
+    A newcomer trains plainly for some epochs, see `lcfl.federation.onboarding`. Only metrics leave the node. A kind
+    names a file of the node, so kinds that the method does not have are refused.
     """
-    known: list[Parts] = [(None, None), (None, FullModel())]
+    known: list[Parts] = []
     if kind in method.exchange.models:
-        known.append((method.exchange.evaluation_update(kind, method.local_update), None))
-    update = named["local_update"]
-    epochs = update.get("arguments", {}).get("epochs") if isinstance(update, Mapping) else None
-    if type(epochs) is int and epochs > 0:
-        known.append((LocalTraining(epochs=epochs), FullModel()))
+        known += [(None, None), (method.exchange.evaluation_update(kind, method.local_update), None)]
+    if kind == "global":  # what newcomers measure
+        known.append((None, FullModel()))
+        update = named["local_update"]
+        epochs = update.get("arguments", {}).get("epochs") if isinstance(update, Mapping) else None
+        if type(epochs) is int and epochs > 0:
+            known.append((LocalTraining(epochs=epochs), FullModel()))
     return _among(known, named)
 
 

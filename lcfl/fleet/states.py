@@ -1,28 +1,43 @@
 """The private states of a client, on the disk of its node, which they never leave."""
 
+import json
 import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from lcfl.core.clients import VECTORS, ClientState
-from lcfl.core.files import read_regular, replacing, sync_directory
+from lcfl.core.files import read_regular, replacing, sync_directory, write_json
 from lcfl.core.schema import Array, Number, check_form
 from lcfl.fleet.parcel import MessageError
 from lcfl.runs.serialization import deserialized, write_serialized
 
-__all__ = ["NodeStates", "newest_model", "state_name"]
+__all__ = ["NodeStates", "Owner", "newest_model", "state_name"]
 
 LOGGER = logging.getLogger(__name__)
 NAME = re.compile(r"round-(\d{6,})-[0-9a-f]{16}")
+OWNER = "client.json"
 FORM = {name: (Array((None,)), None) for name in VECTORS} | {"consumed": Number(int, 0)}
 
 
 def state_name(number: int, nonce: str) -> str:
     """Returns the name of the state after round `number`, as the request with this nonce made it."""
     return f"round-{number:06d}-{nonce}"
+
+
+class Owner(NamedTuple):
+    """Whose models are kept in a folder.
+
+    Attributes:
+        identity: that of the app, see `lcfl.fleet.node.identity_of`.
+        place: which client of the node's data it is.
+    """
+
+    identity: str
+    place: int
 
 
 class NodeStates:
@@ -74,11 +89,12 @@ class NodeStates:
             write_serialized(temporary, {each: getattr(state, each) for each in (*VECTORS, "consumed")})
         sync_directory(self.folder)
 
-    def keep_model(self, kind: str, weights: Mapping[str, Tensor]) -> None:
-        """Stores a model of the client, a state dict, for its owner: ``<kind>.pt``."""
+    def keep_model(self, kind: str, weights: Mapping[str, Any], owner: Owner) -> None:
+        """Stores the tensors of a client's model for its owner, a state dict in ``<kind>.pt``."""
         self._make_folder()
+        write_json(self.folder / OWNER, owner._asdict())
         with replacing(self.folder / f"{kind}.pt") as temporary:
-            write_serialized(temporary, dict(weights))
+            write_serialized(temporary, {name: each for name, each in weights.items() if isinstance(each, Tensor)})
 
     def forget_before(self, number: int) -> None:
         """Removes the states after rounds before `number`."""
@@ -101,16 +117,27 @@ class NodeStates:
         return self.folder / f"{name}.pt"
 
 
-def newest_model(folder: Path, kind: str) -> Path:
-    """Returns the file with the newest model of a kind, of all runs whose states are in a node's folder.
+def newest_model(folder: Path, kind: str, owner: Owner) -> Path:
+    """Returns the file with the newest model of a kind that a client keeps, of all runs in a node's folder.
 
     Raises:
         FileNotFoundError: if there is none.
     """
-    models = {path: path.stat().st_mtime_ns for path in folder.rglob("client-*/*.pt") if not NAME.fullmatch(path.stem)}
-    if not (found := [path for path in models if path.stem == kind]):
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is no folder; give the folder with the node's states.")
+    found = [path for place in folder.rglob("client-*") if _is_of(place, owner) for path in place.glob("*.pt")]
+    models = {path: path.stat().st_mtime_ns for path in found if not NAME.fullmatch(path.stem)}
+    if not any(path.stem == kind for path in models):
         kinds = ", ".join(sorted({path.stem for path in models})) or "none"
         raise FileNotFoundError(
-            f"{folder} has no {kind} model of a client; models in it: {kinds}. A node keeps those that it has tested."
+            f"{folder} has no {kind} model of this app and client; models of theirs in it: {kinds}. A node keeps the "
+            "models that it has tested."
         )
-    return max(found, key=models.__getitem__)
+    return max((path for path in models if path.stem == kind), key=models.__getitem__)
+
+
+def _is_of(folder: Path, owner: Owner) -> bool:
+    try:
+        return bool(json.loads(read_regular(folder / OWNER)) == owner._asdict())
+    except (OSError, ValueError):  # a client that has tested no model yet
+        return False

@@ -108,9 +108,7 @@ def test_a_module_with_different_arguments_can_be_loaded(tmp_path):
     source = "import functools, lcfl\nfrom own_parts import Net\n\n\nclass Closed(lcfl.FederatedModule):\n"
     source += "    def __init__(self, rate: float = 0.1):\n        super().__init__(Net, cut='head')\n"
     (tmp_path / "closed.py").write_text(source)
-    with pytest.warns(
-        UserWarning, match=r"cluster_weight: a configuration sets it to 0\.5, but Closed has no"
-    ):
+    with pytest.warns(UserWarning, match=r"cluster_weight: a configuration sets it to 0\.5, but Closed has no"):
         run = lcfl(*FIT, "--model.class_path=closed.Closed")
     module, _ = opened(run.path)
     assert type(module).__name__ == "Closed" and package.load(run.path).model("global") is not None

@@ -16,9 +16,10 @@ import lcfl
 from lcfl.callbacks import Checkpoint
 from lcfl.data.faults import ScaledUpdate
 from lcfl.fleet.members import read_spec
+from lcfl.fleet.messages import Message, decode
 from lcfl.fleet.node import Node, NodeSettings
 from lcfl.fleet.parcel import Parcel, in_words, refusal
-from lcfl.fleet.states import newest_model
+from lcfl.fleet.states import Owner, newest_model
 from lcfl.runs.result import Run
 from tests.fleet.fleets import (
     FIRST,
@@ -49,13 +50,34 @@ def test_nodes_keep_the_models_that_they_have_tested(tmp_path, method):
     assert read_spec(on_fleet(tmp_path, method).run.path) == data().dataset.spec
     simulated(tmp_path / "simulation", method, callbacks=[Checkpoint()])
     run = Run(tmp_path / "simulation/run/version_0", module(), method())
+    identity = node(tmp_path, method, 0).identity
     for place in range(6):
-        kept = {kind: newest_model(tmp_path / f"node{place}", kind) for kind in method().exchange.models}
+        folder, owner = tmp_path / f"node{place}", Owner(identity, place)
+        kept = {kind: newest_model(folder, kind, owner) for kind in method().exchange.models}
         for kind in kept.keys() - {"after_local"}:  # which only the node can make
             assert_same_numbers(torch.load(kept[kind]), run.model(kind, client=place).state_dict())
     assert method is lcfed or "after_local" in kept
-    with pytest.raises(FileNotFoundError, match=r"has no newcomer model of a client; models in it: (after|cluster)"):
-        newest_model(tmp_path / "node0", "newcomer")
+    for other in (Owner(identity, place + 1), Owner("another app", place)):
+        with pytest.raises(FileNotFoundError, match=r"no personal model of this app and client; .* in it: none\."):
+            newest_model(folder, "personal", other)
+    with pytest.raises(FileNotFoundError, match=r"has no newcomer model .* models of theirs in it: (after|cluster)"):
+        newest_model(folder, "newcomer", owner)
+    with pytest.raises(FileNotFoundError, match="nowhere is no folder; give the folder with the node's states"):
+        newest_model(tmp_path / "nowhere", "global", owner)
+
+
+@pytest.mark.parametrize("kind", ["../../../victim", "/tmp/victim", "round-000003-aaaaaaaaaaaaaaaa", "newcomer"])
+def test_a_server_cannot_name_a_file_of_the_node(tmp_path, kind):
+    link = Loopback(nodes(tmp_path, fedavg))
+    on_fleet(tmp_path, fedavg, link=link, rounds=2)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.pt")}
+    request = next(
+        decode(request, 2**20) for to, request, _ in link.sent if to == FIRST and '"evaluate"' in request.text
+    )
+    wanted = [{**request.fields["kinds"][0], "kind": kind}]
+    answer = node(tmp_path, fedavg, 0).answer(Message("evaluate", {**request.fields, "kinds": wanted}, request.arrays))
+    assert answer.kind == "refused" and "never asks for" in answer.fields["reason"]
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.pt")}
 
 
 def test_a_node_without_the_state_that_the_server_names_says_so(tmp_path):

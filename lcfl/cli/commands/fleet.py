@@ -12,19 +12,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
-import torch
 from torch import nn
 
 import lcfl
-from lcfl.cli.federated_cli import FederatedCLI, class_paths
-from lcfl.cli.fleet_config import node_of, options_of
+from lcfl.cli.federated_cli import FederatedCLI, class_paths, instantiate, instantiate_trainer
+from lcfl.cli.fleet_config import data_of, node_of, options_of
 from lcfl.cli.model_file import add_options, write_model
-from lcfl.core.files import check_new
+from lcfl.core.files import check_new, read_regular
 from lcfl.core.validation import abbreviated
 from lcfl.fleet.data import described_spec
-from lcfl.fleet.node import Node
-from lcfl.fleet.states import newest_model
+from lcfl.fleet.node import identity_of
+from lcfl.fleet.states import Owner, newest_model
 from lcfl.methods.exchange import ModelKind
+from lcfl.runs.serialization import deserialized
 
 __all__ = ["main", "parser"]
 
@@ -114,8 +114,8 @@ def main(args: Sequence[str]) -> None:
     Raises:
         FileExistsError: if the folder of the app, or the file of the model, exists already.
         FileNotFoundError: if the node keeps no such model.
-        ValueError: if the configuration cannot be run on a fleet, if network and data or network and model do not fit
-            together, or if torch cannot export the network.
+        ValueError: if the configuration cannot be run on a fleet, if network and data do not fit together, if a kept
+            model is damaged, or if torch cannot export the network.
     """
     options, more = parser().parse_known_args(args)
     if options.command == "app":
@@ -129,9 +129,11 @@ def main(args: Sequence[str]) -> None:
             print(line)
         return
     check_new(options.out)
-    file = newest_model(options.state, options.model)
-    node = _node(options.data, options.app, options.client, options.state)
-    write_model(_network(node, file), options.out, options.format, lambda: node.data.dataset.spec)
+    config = _config_of(options.app)
+    network, file = kept_network(config, options.state, options.model, options.client)
+    write_model(
+        network, options.out, options.format, lambda: data_of(config, options.data, options.client).dataset.spec
+    )
     print(f"written to {options.out}, from {file}")
 
 
@@ -174,7 +176,8 @@ def checked(data: Path, app: Path, client: int | None = None) -> Iterator[str]:
         client: which client of the data section the node is; None if all samples are its own.
     """
     with tempfile.TemporaryDirectory() as state:
-        node = _node(data, app, client, Path(state))
+        own: dict[str, Any] = {"data": str(data), "state": state} | ({} if client is None else {"client": client})
+        node = node_of(_config_of(app), own)
         place = node.place[0]
         sets = {"train": node.data.population.train} | node.data.population.sets(node.data.protocols)
         yield f"name: {node.name}"
@@ -191,26 +194,34 @@ def checked(data: Path, app: Path, client: int | None = None) -> Iterator[str]:
         yield "network, loss, metrics and data fit together"
 
 
-def _node(data: Path, app: Path, client: int | None, state: Path) -> Node:
-    """Returns the node with this data section and this folder of states."""
+def _config_of(app: Path) -> Path:
+    """Returns the configuration of an app, whose own modules can then be imported."""
     if not (app / "config.yaml").is_file():
         raise ValueError(f"--app: {app} has no config.yaml; give the folder that lcfl fleet app wrote.")
-    sys.path.append(str(app))  # the run's own modules
-    own: dict[str, Any] = {"data": str(data), "state": str(state)} | ({} if client is None else {"client": client})
-    return node_of(app / "config.yaml", own)
+    sys.path.append(str(app))
+    return app / "config.yaml"
 
 
-def _network(node: Node, file: Path) -> nn.Module:
-    """Returns the network of the run with the weights in a file."""
-    network = node.module.network_of(node.module.initial_model(node.seed)).eval()
+def kept_network(config: Path, state: Path, kind: str, client: int | None) -> tuple[nn.Module, Path]:
+    """Returns the newest network of a kind that a client keeps on its node, in evaluation mode, and its file.
+
+    Args:
+        config: the configuration of the run.
+        state: the folder with the node's states.
+        kind: the kind of model.
+        client: which client of the node's data section it is; None if all samples are its own.
+    """
+    (module, method), seed = instantiate(config, with_weights=True), instantiate_trainer(config).seed
+    file = newest_model(state, kind, Owner(identity_of(module, method, seed), client or 0))
+    network = module.network_of(module.initial_model(seed)).eval()
     try:
-        network.load_state_dict(torch.load(file, weights_only=True))
-    except RuntimeError:
-        raise ValueError(
-            f"{file}, the newest model of this kind, does not fit the network of --app: give the app of its run, or "
-            "the folder of another run as --state."
-        ) from None
-    return network
+        missing = network.load_state_dict(deserialized(read_regular(file)), strict=False).missing_keys
+        if lost := [name for name in missing if not name.endswith("_extra_state")]:  # which may be no tensor
+            raise ValueError(f"it has no {abbreviated(lost)}")
+    except Exception as error:  # of any kind, from a damaged file
+        why = str(error).partition("\n")[0] or type(error).__name__
+        raise ValueError(f"{file} is damaged ({why}); give another folder as --state.") from None
+    return network, file
 
 
 class _ConfigOnly(FederatedCLI):

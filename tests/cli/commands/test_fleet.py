@@ -15,8 +15,11 @@ import torch
 import lcfl
 from lcfl.cli import flower_node
 from lcfl.cli.commands import fleet
+from lcfl.cli.federated_cli import instantiate
 from lcfl.cli.fleet_config import node_of, options_of
 from lcfl.fleet.messages import Message, decode, encode
+from lcfl.fleet.node import identity_of
+from lcfl.fleet.states import NodeStates, Owner
 from lcfl.models import MLP
 from tests.helpers.commandline import CONFIGS
 
@@ -152,29 +155,50 @@ def test_a_node_that_is_asked_to_join_again_reads_its_data_anew(check, here, mon
     assert ("unknown" in third.get("reason", "")) is corrected
 
 
-def test_a_node_writes_the_newest_of_its_models(check, here, capsys):
+@pytest.fixture
+def kept(check, here):
+    """Two runs of an app whose models a node keeps: yields its networks, the newer one last, and the newer file."""
     check(["alder"], "partition: ByOwner")
-    torch.manual_seed(0)
+    module, method = instantiate(here / "app/config.yaml")
     networks = [MLP(3, [4], 2) for _ in range(2)]
     for number, network in enumerate(networks):
-        file = here / f"state/run{number}/client-1/personal.pt"
-        file.parent.mkdir(parents=True)
-        torch.save(network.state_dict(), file)
-        os.utime(file, (number, number))
-    words = ["export", "hospital.yaml", "--app=app", "--model=personal", "--out"]
-    inputs = torch.randn(5, 3)
-    fleet.main([*words, "alder.pt", "--state=state"])
-    assert capsys.readouterr().out == "written to alder.pt, from state/run1/client-1/personal.pt\n"
+        states = NodeStates(here / f"state/run{number}/client-1", None)
+        states.keep_model(
+            "personal", network.state_dict() | {"_extra_state": {1}}, Owner(identity_of(module, method, 0), 0)
+        )
+        os.utime(states.folder / "personal.pt", (number, number))
+    return networks, states.folder / "personal.pt"
+
+
+EXPORT = ["export", "hospital.yaml", "--app=app", "--model=personal", "--out"]
+
+
+def test_a_node_writes_the_newest_of_its_models(kept, here, capsys):
+    networks, inputs = kept[0], torch.randn(5, 3)
+    fleet.main([*EXPORT, "alder.pt2", "--state=state/run0", "--format=torch_export"])
+    torch.testing.assert_close(torch.export.load("alder.pt2").module()(inputs), networks[0](inputs))
+    shutil.rmtree("patients")  # the weights need no samples
+    fleet.main([*EXPORT, "alder.pt", "--state=state"])
+    assert "written to alder.pt, from state/run1/client-1/personal.pt\n" in capsys.readouterr().out
     network = MLP(3, [4], 2)
     network.load_state_dict(torch.load("alder.pt"))
     assert torch.equal(network(inputs), networks[1](inputs))
-    fleet.main([*words, "alder.pt2", "--state=state/run0", "--format=torch_export"])
-    torch.testing.assert_close(torch.export.load("alder.pt2").module()(inputs), networks[0](inputs))
-    torch.save(MLP(2, [4], 2).state_dict(), file)
+
+
+@pytest.mark.parametrize("content", ["", "hello", "half", "other", Path("a"), [1], {"layers.0.bias": torch.zeros(4)}])
+def test_a_damaged_model_is_named(kept, content):
+    _, file = kept
+    whole = file.read_bytes()
+    if isinstance(content, str):
+        texts = {"half": whole[: len(whole) // 2], "other": whole.replace(b"weight", b"w\xffight")}
+        file.write_bytes(texts.get(content, content.encode()))
+    else:
+        torch.save(content, file)
     with pytest.raises(
-        ValueError, match=r"run1/client-1/personal\.pt, the newest model of this kind, does not fit the"
+        ValueError, match=rf"^{file.relative_to(Path.cwd())} is damaged \(.*\); give another folder as --state"
     ):
-        fleet.main([*words, "other.pt", "--state=state"])
+        fleet.main([*EXPORT, "alder.pt", "--state=state"])
+    assert not Path("alder.pt").exists()
 
 
 @pytest.mark.parametrize(
