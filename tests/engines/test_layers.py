@@ -57,7 +57,8 @@ def test_gradient_of_a_convolution_of_a_small_image(sides, kernel, stride, paddi
         embedding = nn.Sequential(first, nn.Tanh(), window, nn.Tanh(), nn.Flatten())
         return SplitNetwork(embedding, nn.Linear(embedding(torch.zeros(1, 3, *sides)).numel(), 4))
 
-    assert_same_gradient(network, (3, *sides), size)
+    with torch.backends.mkldnn.flags(enabled=False):  # oneDNN computes some of them wrongly, in torch 2.14.1
+        assert_same_gradient(network, (3, *sides), size)
 
 
 @pytest.mark.parametrize(
