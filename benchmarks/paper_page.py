@@ -35,12 +35,13 @@ Group = tuple[str, str, str]  # reading, kind of model, protocol
 
 
 def groups_of(name: str, rows: Sequence[Row]) -> dict[Group, list[Row]]:
-    """Returns the rows of an item that have a printed number, by what they measure."""
+    """Returns the rows of the columns of an item that have printed numbers, by what they measure."""
+    printed = {row.column for row in rows if not isnan(row.printed)}
     kinds = {row.method: [kind for kind in KINDS if _has(rows, row.method, kind)] for row in rows}
     groups: dict[Group, list[Row]] = {}
     for row in rows:
         is_updated, is_reported = row.model in ("after_local", "after"), row.model in ("before", *kinds[row.method][:1])
-        if isnan(row.printed) or not (is_updated or is_reported):
+        if row.column not in printed or not (is_updated or is_reported):
             continue
         found = ["reported" if row.model in KINDS else row.model]
         if name.startswith("fedclust") and is_updated == (row.method in UPDATED):
@@ -63,7 +64,9 @@ def is_reproduced(row: Row) -> bool:
 def counts(name: str, rows: Sequence[Row]) -> list[list[str]]:
     """Returns header and cells of the table of an item."""
     lines = [list(HEADER)]
-    for (reading, kind, protocol), members in groups_of(name, rows).items():
+    for (reading, kind, protocol), group in groups_of(name, rows).items():
+        if not (members := [row for row in group if not isnan(row.printed)]):
+            continue
         differences = np.array([row.difference for row in members])
         numbers = sum(map(is_reproduced, members)), int((np.abs(differences) <= 2).sum())
         lines.append(
@@ -78,13 +81,13 @@ def counts(name: str, rows: Sequence[Row]) -> list[list[str]]:
 def values(name: str, rows: Sequence[Row], group: Group) -> list[list[str]]:
     """Returns header and cells of a table of methods and columns: measured, and printed in brackets.
 
-    The largest measured and the largest printed number of a column are bold.
+    The largest measured and the largest printed number of a column are bold. Some cells have no printed number.
     """
     members = groups_of(name, rows)[group]
     columns, methods = (list(dict.fromkeys(getattr(row, key) for row in members)) for key in ("column", "method"))
     cells = {(row.method, row.column): row for row in members}
     best = {
-        (column, key): max(getattr(row, key) for row in members if row.column == column)
+        (column, key): max(value for row in members if row.column == column and not isnan(value := getattr(row, key)))
         for column in columns
         for key in ("mean", "printed")
     }
@@ -97,7 +100,7 @@ def values(name: str, rows: Sequence[Row], group: Group) -> list[list[str]]:
             f"**{text}**" if getattr(row, key) == best[row.column, key] else text
             for key, text in (("mean", measured), ("printed", printed))
         )
-        return f"{measured} ({printed})"
+        return measured if isnan(row.printed) else f"{measured} ({printed})"
 
     return [
         ["", *columns],
