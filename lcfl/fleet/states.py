@@ -131,7 +131,7 @@ def newest_model(folder: Path, kind: str, owner: Owner) -> Path:
         kinds = ", ".join(sorted({path.stem for path in models})) or "none"
         raise FileNotFoundError(
             f"{folder} has no {kind} model of this app and client; models of theirs in it: {kinds}. A node keeps the "
-            "models that it has tested."
+            "models that it has tested. Use the versions of lcfl, torch and lightning that it had in the run."
         )
     return max((path for path in models if path.stem == kind), key=models.__getitem__)
 
