@@ -53,10 +53,11 @@ def _linear(to: Builder, layer: nn.Linear, at: Place, value: Value) -> Place | N
         return to.emit("linear", at, (layer.out_features, 1, 1), layer)
     if layer.in_features != value.channels:
         return None
-    shape, has_pixels = (layer.out_features, value.height, value.width), value.height * value.width > 1
-    pixel = _fields((1, 1), (1, 1), (0, 0)) if has_pixels else {}
-    place = to.emit("conv" if has_pixels else "linear", at, shape, layer, **pixel)
-    if has_pixels:
+    shape = (layer.out_features, value.height, value.width)
+    if value.height * value.width == 1:
+        place = to.emit("linear", at, shape, layer)
+    else:
+        place = to.emit("conv", at, shape, layer, **_fields((1, 1), (1, 1), (0, 0)))
         to.token_layers.append(min(layer.in_features, layer.out_features))
     to.keeps_order &= at.rank != 3
     to.in_order.add(place)
