@@ -37,7 +37,7 @@ commands:
   partition   show which client gets which data, without training
   sweep       run methods x options x seeds, tuned on validation data
   compare     compare finished runs in one table
-  predict     predict the labels of the clients' test samples
+  predict     predict the clients' test samples, or new ones
   export      write one trained model to a file
   onboard     add the clients that a finished run kept out
   fleet       train on machines that keep their own data

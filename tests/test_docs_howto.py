@@ -166,6 +166,16 @@ def test_a_fleet_of_hospitals_as_its_page_says(here, capsys):
     inputs = torch.randn(2, 30)
     expected = run.model("global")(inputs)
     torch.testing.assert_close(torch.export.load("alder.pt2").module()(inputs), expected)
+    shutil.copy("hospitals/birch/train.csv", "new.csv")
+    predict = marked(PAGES["fleet"], "block: fleet_predict").replace("/var/lib/lcfl", "alder/state").split()
+    import_module(COMMANDS["fleet"]).main(predict[2:])
+    with open("predictions.csv") as file:
+        predicted = list(csv.DictReader(file))
+    with open("new.csv") as file:
+        right = [
+            row["diagnosis"] == own["prediction"] for row, own in zip(csv.DictReader(file), predicted, strict=True)
+        ]
+    assert sum(right) > 0.8 * len(right) and {"score_benign", "score_malignant"} < predicted[0].keys()
     assert run.metrics["test/own_split/global/acc"] > 0.5
     with (run.path / "clients.csv").open() as file:
         assert [row["name"] for row in csv.DictReader(file)] == names

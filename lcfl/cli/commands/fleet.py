@@ -1,4 +1,4 @@
-"""``lcfl fleet app DIR``: writes the Flower app of a run. ``check`` and ``export`` are for its nodes."""
+"""``lcfl fleet app DIR``: writes the Flower app of a run. ``check``, ``export`` and ``predict`` are for its nodes."""
 
 import argparse
 import json
@@ -15,11 +15,12 @@ from typing import Any, get_args
 from torch import nn
 
 import lcfl
+from lcfl.cli import model_file, prediction_file
 from lcfl.cli.federated_cli import FederatedCLI, class_paths, instantiate, instantiate_trainer
 from lcfl.cli.fleet_config import data_of, node_of, options_of
-from lcfl.cli.model_file import add_options, write_model
 from lcfl.core.files import check_new, read_regular
 from lcfl.core.validation import abbreviated
+from lcfl.data.datasets import FederatedDataset
 from lcfl.fleet.data import described_spec
 from lcfl.fleet.node import identity_of
 from lcfl.fleet.states import Owner, newest_model
@@ -98,24 +99,35 @@ def parser() -> argparse.ArgumentParser:
         help="write a model that a node keeps to a file",
         description="Writes a model of the node's client, as it was when the node last tested it, to a file.",
     )
-    for each in (check, export):
+    predict = commands.add_parser(
+        "predict",
+        allow_abbrev=False,
+        help="predict new samples with a model that a node keeps",
+        description="Predicts new samples with a model of the node's client, as it was when the node last tested it.",
+    )
+    for each in (check, export, predict):
         each.add_argument("data", type=Path, help="the YAML file with the node's data section")
         each.add_argument("--app", type=Path, required=True, metavar="DIR", help="the folder of the run's app")
         each.add_argument("--client", type=int, help="the client that the node plays, if its data section has several")
-    export.add_argument("--state", type=Path, required=True, metavar="DIR", help="the folder with the node's states")
-    export.add_argument("--model", required=True, choices=KEPT, help="kind of model")
-    add_options(export)
+    for each in (export, predict):
+        each.add_argument("--state", type=Path, required=True, metavar="DIR", help="the folder with the node's states")
+        each.add_argument("--model", required=True, choices=KEPT, help="kind of model")
+    model_file.add_options(export)
+    predict.add_argument(
+        "--data", dest="new", required=True, metavar="PATH", help="a file or a folder, with or without targets"
+    )
+    prediction_file.add_options(predict)
     return options
 
 
 def main(args: Sequence[str]) -> None:
-    """Writes an app, checks a node, or writes a model of a node.
+    """Writes an app, checks a node, writes a model of a node, or predicts with it.
 
     Raises:
-        FileExistsError: if the folder of the app, or the file of the model, exists already.
+        FileExistsError: if the folder of the app, the file of the model or that of the predictions exists already.
         FileNotFoundError: if the node keeps no such model.
         ValueError: if the configuration cannot be run on a fleet, if network and data do not fit together, if a kept
-            model is damaged, or if torch cannot export the network.
+            model is damaged, if torch cannot export the network, or if new samples do not fit the node's data.
     """
     options, more = parser().parse_known_args(args)
     if options.command == "app":
@@ -128,13 +140,20 @@ def main(args: Sequence[str]) -> None:
         for line in checked(options.data, options.app, options.client):
             print(line)
         return
-    check_new(options.out)
+    if options.out is not None:
+        check_new(options.out)
     config = _config_of(options.app)
     network, file = kept_network(config, options.state, options.model, options.client)
-    write_model(
-        network, options.out, options.format, lambda: data_of(config, options.data, options.client).dataset.spec
-    )
-    print(f"written to {options.out}, from {file}")
+
+    def dataset() -> FederatedDataset:
+        return data_of(config, options.data, options.client).dataset
+
+    if options.command == "predict":
+        rows = prediction_file.rows_of_new_samples(network, dataset(), options.new, options.scores)
+        prediction_file.write_rows(rows, options.out)
+    else:
+        model_file.write_model(network, options.out, options.format, lambda: dataset().spec)
+        print(f"written to {options.out}, from {file}")
 
 
 def write_app(folder: Path, words: Sequence[str]) -> None:

@@ -1,10 +1,10 @@
 """Reads numpy's ``.npz`` files. Shapes: n samples in a file, S in all."""
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from lcfl.data.datasets.client_files import PartFiles, refuse
 from lcfl.data.datasets.readers import Contents, Reader, number_classes, refuse_non_finite, refuse_unreadable
 
 __all__ = ["Arrays"]
+
+Value = TypeVar("Value")
 
 CLASSES, TRUTHS, REALS, WHOLES = "classes", "truth values", "real numbers", "arrays of whole numbers"
 
@@ -66,26 +68,20 @@ class Arrays(Reader):
         in_files = [len(each) for each in columns]
         return Contents(counts, inner, network_dtype, all_targets, classes, read, in_files=in_files)
 
+    def new_inputs(self, part: PartFiles, first: PartFiles) -> tuple[Tensor, list[int]]:
+        """Reads the array of inputs of each file."""
+        wanted, dtype = self._inputs_in(first, first.paths[0])
+        counts = []
+        for path in part.paths:
+            shape, kind = self._inputs_in(part, path)
+            _check_like(part, path, "inputs", (shape[1:], kind), (wanted[1:], dtype), first.paths[0])
+            counts.append(shape[0])
+        return self._inputs([part], (sum(counts), *wanted[1:]), dtype), counts
+
     def _described(self, part: PartFiles, path: str) -> tuple[tuple[int, ...], torch.dtype, NDArray[Any]]:
         """Returns shape and type of the inputs of a file, and its targets."""
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                found = list(file.files)
-                targets = file[self.targets] if self.targets in found else None
-            shape, dtype = _header(path, self.inputs) if self.inputs in found else ((), np.dtype(object))
-        except Exception as error:  # zipfile and numpy raise many kinds for damaged files
-            refuse_unreadable(part, path, error)
-        for option, name in (("inputs", self.inputs), ("targets", self.targets)):
-            if name not in found:
-                refuse(
-                    part.client,
-                    path,
-                    f"it has no array {name!r}, but {abbreviated(found)}; name the array in "
-                    f"data.dataset.init_args.reader.init_args.{option}",
-                )
-        assert targets is not None
-        if dtype.kind not in "iuf":
-            refuse(part.client, path, f"the array {self.inputs!r} holds {dtype}; inputs must be numbers")
+        shape, dtype = self._inputs_in(part, path)
+        targets = self._read(part, path, "targets", _array)
         if targets.dtype.kind not in "biufU":
             refuse(part.client, path, f"the array {self.targets!r} holds {targets.dtype}; use numbers or text")
         if targets.ndim == 0 or shape[:1] != targets.shape[:1]:
@@ -102,7 +98,30 @@ class Arrays(Reader):
         if targets.dtype.kind == "f":
             targets = _as_float32(targets)
             refuse_non_finite(part, path, targets, partial(_place, self.targets))
-        return shape, _tensor_dtype(dtype), targets
+        return shape, dtype, targets
+
+    def _inputs_in(self, part: PartFiles, path: str) -> tuple[tuple[int, ...], torch.dtype]:
+        """Returns shape and type of the inputs of a file, without reading them."""
+        shape, dtype = self._read(part, path, "inputs", _header)
+        if dtype.kind not in "iuf":
+            refuse(part.client, path, f"the array {self.inputs!r} holds {dtype}; inputs must be numbers")
+        if not shape:
+            refuse(part.client, path, f"the array {self.inputs!r} is one number; it must have one entry per sample")
+        return shape, _tensor_dtype(dtype)
+
+    def _read(self, part: PartFiles, path: str, option: str, read: Callable[[str, str], Value]) -> Value:
+        """Returns what `read` finds in the array that an option names."""
+        name = getattr(self, option)
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                found = list(file.files)
+            if name in found:
+                return read(path, name)
+        except Exception as error:  # zipfile and numpy raise many kinds for damaged files
+            refuse_unreadable(part, path, error)
+        # New samples, which belong to no client, must have the arrays of the run.
+        where = f"name the array in data.dataset.init_args.reader.init_args.{option}" if part.client else "rename it"
+        refuse(part.client, path, f"it has no array {name!r}, but {abbreviated(found)}; {where}")
 
     def _inputs(self, parts: Sequence[PartFiles], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Reads all inputs [S, ...] into one tensor."""
@@ -113,11 +132,7 @@ class Arrays(Reader):
         at = 0
         for part in parts:
             for path in part.paths:
-                try:
-                    with np.load(path, allow_pickle=False) as file:
-                        values = file[self.inputs]
-                except Exception as error:
-                    refuse_unreadable(part, path, error)
+                values = self._read(part, path, "inputs", _array)
                 _refuse_large(part, path, values, self.inputs)
                 own = rows[at : at + len(values)]
                 own[...] = _as_float32(values) if dtype == torch.float32 else values
@@ -139,6 +154,13 @@ def _header(path: str, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, _, dtype = read(file)
     return shape, dtype
+
+
+def _array(path: str, name: str) -> NDArray[Any]:
+    """Reads an array of a file."""
+    with np.load(path, allow_pickle=False) as file:
+        array: NDArray[Any] = file[name]
+        return array
 
 
 def _kind(targets: NDArray[Any]) -> str:

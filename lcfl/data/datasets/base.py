@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 
 import torch
+from torch import Tensor
 
 from lcfl.core.validation import CheckedFields
 from lcfl.data.augmentation import Augmentation
@@ -57,6 +58,23 @@ class FederatedDataset(CheckedFields, ABC):
     def place_of(self, index: int) -> tuple[str, int] | None:
         """Returns the file of a sample and its row there, from 1; None if the data set does not know."""
         return None
+
+    def new_inputs(self, path: str) -> tuple[Tensor, list[tuple[str, int]]]:
+        """Reads samples that are not part of the data set, and whose targets need not be known.
+
+        Args:
+            path: a file of such samples, or a folder of files.
+
+        Returns:
+            The inputs [n, ...] as a network gets them, and for each its file and its row there, from 1.
+
+        Raises:
+            ValueError: if samples of this data set do not come from files, or if a file is unusable.
+        """
+        raise ValueError(
+            f"{type(self).__name__} reads no new samples from files. Write a model with lcfl export --format "
+            "torch_export, and give it the inputs in Python."
+        )
 
     def prepare(self) -> None:
         """Downloads the files or verifies that they exist. Does nothing by default.

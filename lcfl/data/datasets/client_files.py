@@ -1,6 +1,7 @@
 """Finds the files of each client below a folder, in an order that depends only on their names."""
 
 import os
+import posixpath
 import re
 import warnings
 from collections import Counter
@@ -13,7 +14,7 @@ from lcfl.core.validation import abbreviated
 from lcfl.data.names import composed, in_order, spelling
 from lcfl.data.owners import TEST, TRAIN, VAL
 
-__all__ = ["PartFiles", "clients_below", "refuse"]
+__all__ = ["PartFiles", "clients_below", "files_at", "refuse"]
 
 PARTS = {"train": TRAIN, "val": VAL, "test": TEST}
 PACKED = (".gz", ".bz2", ".xz", ".zip")
@@ -26,7 +27,7 @@ class PartFiles:
     """The files of one part of one client's samples.
 
     Attributes:
-        client: the name of the client.
+        client: the name of the client; empty if the files belong to none.
         part: ``TRAIN``, ``VAL`` or ``TEST``.
         folder: the folder of the part.
         files: the files below it, as paths with ``/``, in order.
@@ -40,7 +41,7 @@ class PartFiles:
     @property
     def paths(self) -> list[str]:
         """The paths of the files."""
-        return [f"{self.folder}/{name}" for name in self.files]
+        return [posixpath.join(self.folder, name) for name in self.files]
 
 
 def clients_below(root: str, suffixes: tuple[str, ...]) -> list[list[PartFiles]]:
@@ -99,9 +100,32 @@ def clients_below(root: str, suffixes: tuple[str, ...]) -> list[list[PartFiles]]
     return parts
 
 
+def files_at(path: str, suffixes: tuple[str, ...]) -> PartFiles:
+    """Returns the file at a path, or all files with one of the suffixes below a folder. They belong to no client.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    if os.path.isdir(path):
+        skipped: list[str] = []
+        files = _samples("", path, TRAIN, suffixes, skipped)
+        _warn_of_skipped(path, skipped, " or ".join(suffixes))
+        return PartFiles("", TRAIN, path, files)
+    if not os.path.exists(path):
+        refuse("", path, f"there is no such file or folder; relative paths begin at {os.getcwd()}")
+    if not path.lower().endswith(suffixes):
+        refuse("", path, f"the name of a file with samples must end with {' or '.join(suffixes)}")
+    folder, name = posixpath.split(path)
+    return PartFiles("", TRAIN, folder, (name,))
+
+
 def refuse(client: str, path: str, problem: str) -> NoReturn:
-    """Raises a ValueError that names the client and the file or folder."""
-    raise ValueError(f"Folders: client {client!r}: {path}: {problem}")
+    """Raises a ValueError that names the client, if there is one, and the file or folder."""
+    raise ValueError(f"{_owner(client)}: {path}: {problem}")
+
+
+def _owner(client: str) -> str:
+    return f"Folders: client {client!r}" if client else "Folders"
 
 
 def _parts(
@@ -113,7 +137,7 @@ def _parts(
     entries: dict[str, os.DirEntry[str]] = {}
     others = []
     for entry in _entries(home.path, client):
-        _check_readable(entry, suffixes, f"Folders: client {client!r}")
+        _check_readable(entry, suffixes, _owner(client))
         name = _stem(entry, suffixes).casefold()
         if name not in PARTS:
             others.append(entry)
@@ -212,7 +236,7 @@ def _names(folder: str, client: str, suffixes: tuple[str, ...]) -> list[str]:
     """Returns all files below a folder, in order, as paths with ``/``."""
     names = []
     for entry in _entries(folder, client):
-        _check_readable(entry, suffixes, f"Folders: client {client!r}")
+        _check_readable(entry, suffixes, _owner(client))
         if entry.is_dir():
             names += [f"{entry.name}/{name}" for name in _names(entry.path, client, suffixes)]
         else:

@@ -5,13 +5,15 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lcfl.core.validation import abbreviated, check_instance
 from lcfl.data.augmentation import Augmentation
 from lcfl.data.conversion import as_targets, target_dtype
 from lcfl.data.datasets.base import FederatedDataset
-from lcfl.data.datasets.client_files import PartFiles, clients_below, refuse
+from lcfl.data.datasets.client_files import PartFiles, clients_below, files_at, refuse
 from lcfl.data.datasets.readers import Contents, Reader
+from lcfl.data.normalisation import affine_of, normalised
 from lcfl.data.owners import TEST, Owners
 from lcfl.data.samples import Samples, TensorSamples
 
@@ -70,6 +72,7 @@ class Folders(FederatedDataset):
         self._owners = Owners(names, number.astype(np.int64), role)
         self._in_files = contents.in_files
         self._contents: Contents | None = contents
+        self._mean, self._std = contents.mean, contents.std
         targets = as_targets(contents.targets, "Folders: targets")
         self.shape, self.dtype = contents.shape, contents.dtype
         self.classes, self.columns = contents.classes, contents.columns
@@ -95,6 +98,15 @@ class Folders(FederatedDataset):
         paths, ends = self._files
         number = int(np.searchsorted(ends, index, side="right"))
         return paths[number], index - int(ends[number] - self._in_files[number]) + 1
+
+    def new_inputs(self, path: str) -> tuple[Tensor, list[tuple[str, int]]]:
+        """Reads samples of any client, without targets, with the reader of the data set."""
+        part = files_at(path, self.reader.suffixes)
+        inputs, in_files = self.reader.new_inputs(part, self._parts[0])
+        places = [(name, row + 1) for name, size in zip(part.paths, in_files, strict=True) for row in range(size)]
+        if not places:
+            refuse("", path, "it has no samples")
+        return normalised(inputs, affine_of(inputs, self._mean, self._std)), places
 
     @cached_property
     def _files(self) -> tuple[list[str], NDArray[np.int64]]:

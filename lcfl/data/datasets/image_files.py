@@ -62,12 +62,7 @@ class ImageFiles(Reader):
         place = {name: number for number, name in enumerate(classes)}
         number = {folder: place[name] for folder, name in names.items()}
         targets = np.fromiter(map(number.__getitem__, folders), dtype=np.int64, count=len(folders))
-        if self.size is None:
-            first = parts[0], parts[0].paths[0]
-            height, width = _read(*first, self.mode, None, None).shape[:2]
-        else:
-            height, width = self.size
-        shape = (3 if self.mode == "RGB" else 1, height, width)
+        shape = self._shape(parts[0])
         mean, std = NORMALISATIONS.get(self.normalisation, (None, None))
         return Contents(
             [len(part.files) for part in parts],
@@ -75,14 +70,23 @@ class ImageFiles(Reader):
             torch.float32,
             targets,
             classes,
-            partial(self._inputs, parts, shape),
+            partial(self._inputs, parts, shape, parts[0].paths[0]),
             None if mean is None else tuple(mean) * (shape[0] // len(mean)),
             None if std is None else tuple(std) * (shape[0] // len(std)),
             in_files=[1] * len(folders),
         )
 
-    def _inputs(self, parts: Sequence[PartFiles], shape: tuple[int, int, int]) -> Tensor:
-        """Reads all images as uint8 [S, C, H, W]."""
+    def new_inputs(self, part: PartFiles, first: PartFiles) -> tuple[Tensor, list[int]]:
+        """Reads all images, which need not lie in the folders of their classes."""
+        return self._inputs([part], self._shape(first), first.paths[0]), [1] * len(part.files)
+
+    def _shape(self, first: PartFiles) -> tuple[int, int, int]:
+        """Returns the shape of an image. It reads the first one only if it needs its size."""
+        height, width = self.size or _read(first, first.paths[0], self.mode, None, None).shape[:2]
+        return 3 if self.mode == "RGB" else 1, height, width
+
+    def _inputs(self, parts: Sequence[PartFiles], shape: tuple[int, int, int], first: str) -> Tensor:
+        """Reads all images as uint8 [S, C, H, W]. They must be as large as the first one, unless they are resized."""
         size, number = (shape[2], shape[1]), sum(len(part.files) for part in parts)
         check_memory(
             f"Folders: {number} images of {shape[1]} x {shape[2]} pixels need",
@@ -92,7 +96,6 @@ class ImageFiles(Reader):
         )
         images = torch.empty(number, *shape, dtype=torch.uint8)
         rows = images.permute(0, 2, 3, 1).numpy() if self.mode == "RGB" else images[:, 0].numpy()
-        first = parts[0].paths[0]
         at = 0
         for part in parts:
             for path in part.paths:

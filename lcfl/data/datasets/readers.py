@@ -93,6 +93,24 @@ class Reader(CheckedFields, ABC):
             ValueError: if a file is unusable or does not fit the first one. The message names the client and the file.
         """
 
+    def new_inputs(self, part: PartFiles, first: PartFiles) -> tuple[Tensor, list[int]]:
+        """Reads inputs whose targets need not be known.
+
+        Args:
+            part: the files.
+            first: the first part of the data set, whose inputs they must be like.
+
+        Returns:
+            The inputs [n, ...] as ``Contents.inputs`` returns them, and the number of samples of each file.
+
+        Raises:
+            ValueError: if this reader cannot do so, or if a file is unusable. The message names the file.
+        """
+        raise ValueError(
+            f"{type(self).__name__} has no method new_inputs, which reads inputs without targets. Define it, or write "
+            "a model with lcfl export --format torch_export and give it the inputs in Python."
+        )
+
 
 def refuse_unreadable(part: PartFiles, path: str, error: Exception) -> NoReturn:
     """Raises a ValueError for a file that cannot be read."""

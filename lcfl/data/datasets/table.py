@@ -82,24 +82,15 @@ class Table(Reader):
         size = sum(os.path.getsize(path) for part in parts for path in part.paths if os.path.exists(path))
         first = parts[0].paths[0]
         known = self._names(parts[0], first)
-        features = self._features or [
-            name for name in known if name not in self._targets and not ROW_NAMES.fullmatch(name)
-        ]
-        if not features:
-            refuse(parts[0].client, first, f"it has only the column {known[0]!r}; a table needs features, too")
-        if "" in features:
-            refuse(
-                parts[0].client,
-                first,
-                f"column {known.index('') + 1} has no name, as the row numbers that pandas writes. Remove it, name it, "
-                "or name the columns to use in data.dataset.init_args.reader.init_args.features",
-            )
+        features = self._chosen_features(parts[0], known)
         counts, inputs, targets = [], [], []
         rounded: dict[str, str] = {}
         for part in parts:
             counts.append(0)
             for path in part.paths:
-                self._check_names(part, path, features, known, first)
+                there = known if path == first else self._names(part, path)
+                self._check_names(part, path, there, [*features, *self._targets], known, first)
+                self._check_more(part, path, there, known, first)
                 columns = self._read(part, path, features)
                 for name, words in columns.rounded.items():
                     rounded.setdefault(name, f"{name!r} ({path}, {words})")
@@ -126,6 +117,17 @@ class Table(Reader):
         names = (*features, *(self._targets if self.regression else ()))
         return Contents(counts, shape, torch.float32, all_targets, classes, rows, columns=names, in_files=in_files)
 
+    def new_inputs(self, part: PartFiles, first: PartFiles) -> tuple[Tensor, list[int]]:
+        """Reads the features of each row. Other columns, such as the target, may be there or not."""
+        like = first.paths[0]
+        known = self._names(first, like)
+        features = self._chosen_features(first, known)
+        rows = []
+        for path in part.paths:
+            self._check_names(part, path, self._names(part, path), features, known, like)
+            rows.append(self._read(part, path, features, has_targets=False).numbers)
+        return torch.from_numpy(np.concatenate(rows)), [len(each) for each in rows]
+
     def _names(self, part: PartFiles, path: str) -> list[str]:
         """Returns the names of a file's columns."""
         try:
@@ -135,33 +137,60 @@ class Table(Reader):
         except Exception as error:
             refuse_unreadable(part, path, error)
 
-    def _check_names(self, part: PartFiles, path: str, features: list[str], known: list[str], first: str) -> None:
-        """Refuses a file without a column that is needed, and if all columns are features, one with other columns."""
-        names = known if path == first else self._names(part, path)
-        missing = [name for name in (*features, *self._targets) if name not in names]
-        more = [name for name in names if name not in known and not ROW_NAMES.fullmatch(name)]
-        other = f"; the first file, {first}, has {abbreviated(known, 20)}"
-        if missing:
-            other = f", but {abbreviated(names, 20)}{other if path != first else ''}"
+    def _chosen_features(self, part: PartFiles, known: list[str]) -> list[str]:
+        """Returns the columns of the input: those that are named, or all of the first file's that are no target."""
+        if self.features:
+            return self._features
+        features = [name for name in known if name not in self._targets and not ROW_NAMES.fullmatch(name)]
+        if not features:
+            refuse(part.client, part.paths[0], f"it has only the column {known[0]!r}; a table needs features, too")
+        if "" in features:
+            refuse(
+                part.client,
+                part.paths[0],
+                f"column {known.index('') + 1} has no name, as the row numbers that pandas writes. Remove it, name it, "
+                "or name the columns to use in data.dataset.init_args.reader.init_args.features",
+            )
+        return features
+
+    def _check_names(
+        self, part: PartFiles, path: str, names: list[str], needed: list[str], known: list[str], first: str
+    ) -> None:
+        """Refuses a file in which a column that is needed is missing, or is there twice."""
+        if missing := [name for name in needed if name not in names]:
+            other = f", but {abbreviated(names, 20)}"
+            if path != first:
+                other += f"; the first file, {first}, has {abbreviated(known, 20)}"
             if len(names) == 1:
                 other += ". If another sign than a comma stands between cells, set delimiter"
             else:
                 close = get_close_matches(missing[0], names, n=1)
                 meant = f"Did you mean {close[0]!r}? " if close else ""
                 option = "target" if missing[0] in self._targets else "features"
-                other += f". {meant}Change the file, or data.dataset.init_args.reader.init_args.{option}"
+                # New samples, which belong to no client, must have the columns of the run.
+                where = f", or data.dataset.init_args.reader.init_args.{option}" if part.client else ""
+                other += f". {meant}Change the file{where}"
             refuse(part.client, path, f"it has no column {' and '.join(map(repr, missing[:5]))}{other}")
-        if more and self.features is None:
-            advice = "remove them, or name the columns to use in data.dataset.init_args.reader.init_args.features"
-            refuse(part.client, path, f"it has more columns, {abbreviated(map(repr, more))}{other}; {advice}")
-        twice = [name for name in (*features, *self._targets) if names.count(name) > 1]
-        if twice:
+        if twice := [name for name in needed if names.count(name) > 1]:
             refuse(part.client, path, f"it has several columns {twice[0]!r}; give each its own name")
 
-    def _read(self, part: PartFiles, path: str, features: list[str]) -> Columns:
+    def _check_more(self, part: PartFiles, path: str, names: list[str], known: list[str], first: str) -> None:
+        """Refuses a file with columns that the first one lacks, if all columns are features."""
+        more = [name for name in names if name not in known and not ROW_NAMES.fullmatch(name)]
+        if more and self.features is None:
+            refuse(
+                part.client,
+                path,
+                f"it has more columns, {abbreviated(map(repr, more))}; the first file, {first}, has "
+                f"{abbreviated(known, 20)}; remove them, or name the columns to use in "
+                "data.dataset.init_args.reader.init_args.features",
+            )
+
+    def _read(self, part: PartFiles, path: str, features: list[str], has_targets: bool = True) -> Columns:
         """Reads the columns of a file: features, then numbers to predict, and classes as text."""
-        numbers = [*features, *(self._targets if self.regression else ())]
-        texts = [] if self.regression else self._targets
+        targets = self._targets if has_targets else []
+        numbers = [*features, *(targets if self.regression else ())]
+        texts = [] if self.regression else targets
         try:
             columns = read_columns(path, numbers, texts, self.delimiter)
         except Unusable as error:

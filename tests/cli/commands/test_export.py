@@ -316,7 +316,7 @@ def test_an_unknown_protocol_is_refused(run):
 def test_the_samples_of_a_fleet_are_not_taken_from_this_machine(run, here):
     copy = shutil.copytree(run.path, here / "copy")
     (copy / "fleet.json").write_text("{}")
-    with pytest.raises(ValueError, match=f"predict: {copy} is the run of a fleet, whose test samples lie on its nodes"):
+    with pytest.raises(ValueError, match=f"predict: {copy} is the run of a fleet, whose samples lie on its nodes"):
         predict.main([str(copy), "--model=global"])
 
 

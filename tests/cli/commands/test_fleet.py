@@ -185,6 +185,24 @@ def test_a_node_writes_the_newest_of_its_models(kept, here, capsys):
     assert torch.equal(network(inputs), networks[1](inputs))
 
 
+def test_a_node_predicts_new_samples(kept, here):
+    networks, _ = kept
+    (here / "new.csv").write_text("x2,x0,x1\n3,1,2\n-6,-4,-5\n")
+    words = ["predict", "hospital.yaml", "--app=app", "--state=state", "--model=personal", "--data=new.csv", "--scores"]
+    fleet.main([*words, "--out=predictions.csv"])
+    with open("predictions.csv") as file:
+        rows = list(csv.DictReader(file))
+    with torch.no_grad():
+        scores = networks[1](torch.tensor([[1.0, 2.0, 3.0], [-4.0, -5.0, -6.0]])).softmax(dim=1)
+    for number, row in enumerate(rows):
+        assert (row["file"], row["row"]) == ("new.csv", str(number + 1))
+        assert row["prediction"] == ("benign", "malignant")[scores[number].argmax()]
+        assert float(row["score_malignant"]) == pytest.approx(float(scores[number, 1]), abs=1e-5)
+    assert len(rows) == 2
+    with pytest.raises(FileExistsError, match=r"predictions\.csv"):
+        fleet.main([*words, "--out=predictions.csv"])
+
+
 @pytest.mark.parametrize("content", ["", "hello", "half", "other", Path("a"), [1], {"layers.0.bias": torch.zeros(4)}])
 def test_a_damaged_model_is_named(kept, content):
     _, file = kept

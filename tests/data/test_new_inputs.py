@@ -1,0 +1,144 @@
+"""Tests that every reader gives new samples to a network as it gave those of the data set, and what is refused."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lcfl.data.datasets import Arrays, Folders, ImageFiles, Reader, Synthetic, Table
+from lcfl.data.datasets.readers import Contents
+from tests.helpers.clients_on_disk import write_arrays, write_image, write_table, write_wards
+
+
+def write_pictures(root):
+    draws = np.random.default_rng(0)
+    for number in range(6):
+        path = root / f"{'ab'[number % 2]}/{'xyz'[number % 3]}/{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draws.integers(0, 256, (5, 7, 3), dtype=np.uint8)).save(path)
+
+
+def write_bytes(root):
+    draws = np.random.default_rng(0)
+    for name in "ab":
+        write_arrays(root / f"{name}.npz", x=draws.integers(0, 256, (3, 2, 4), dtype=np.uint8), y=np.arange(3))
+
+
+@pytest.mark.parametrize(
+    ("write", "reader"),
+    [
+        (lambda root: write_wards(root, {"a": 5, "b": 3}), Table("outcome")),
+        (lambda root: write_wards(root, {"a": 5, "b": 3}), Table(["dose", "age"], ["outcome"], regression=True)),
+        (write_pictures, ImageFiles(normalisation="imagenet")),
+        (write_pictures, ImageFiles(size=(3, 3), mode="L")),
+        (write_bytes, Arrays()),
+    ],
+)
+def test_inputs_are_those_of_the_data_set(tmp_path, write, reader):
+    write(tmp_path)
+    data = Folders(str(tmp_path), reader)
+    inputs, places = data.new_inputs(str(tmp_path))
+    number = len(data.owners().part)
+    expected, _ = data.load().batch(np.arange(number), torch.device("cpu"))
+    assert torch.equal(inputs, expected) and inputs.dtype == data.dtype
+    assert places == [data.place_of(index) for index in range(number)]
+
+
+def test_a_table_needs_no_target_and_may_have_other_columns_in_any_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_wards("wards", {"a": 5})
+    write_table("new.csv", ("name", "dose", "age"), ["Ann", 1.5, 60], ["Bob", 2.5, 70])
+    inputs, places = Folders("wards", Table("outcome")).new_inputs("new.csv")
+    assert inputs.tolist() == [[60, 1.5], [70, 2.5]] and places == [("new.csv", 1), ("new.csv", 2)]
+
+
+def test_images_need_no_folders_of_classes(tmp_path):
+    write_image(tmp_path / "pets/a/cat/1.png")
+    write_image(tmp_path / "new/1.png", 51)
+    write_image(tmp_path / "new/deep/2.png", 255)
+    inputs, places = Folders(str(tmp_path / "pets"), ImageFiles()).new_inputs(str(tmp_path / "new"))
+    assert inputs.shape == (2, 3, 4, 4)
+    torch.testing.assert_close(inputs[:, 0, 0, 0], torch.tensor([0.2, 1.0]))
+    assert places == [(f"{tmp_path}/new/1.png", 1), (f"{tmp_path}/new/deep/2.png", 1)]
+
+
+def test_arrays_need_no_targets(tmp_path):
+    write_arrays(tmp_path / "clients/a.npz", x=np.zeros((2, 3)), y=np.arange(2))
+    write_arrays(tmp_path / "new.npz", x=np.ones((4, 3), dtype=np.float32))
+    inputs, _ = Folders(str(tmp_path / "clients"), Arrays()).new_inputs(str(tmp_path / "new.npz"))
+    assert torch.equal(inputs, torch.ones(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "problem"),
+    [
+        ("none.csv", lambda path: None, "there is no such file or folder; relative paths begin at "),
+        ("rows.txt", lambda path: path.write_text("1"), "the name of a file with samples must end with .csv or .parq"),
+        ("rows", lambda path: path.mkdir(), "it has no samples, which are files with .csv or .parquet"),
+        ("rows.csv", lambda path: write_table(path, ("age", "dose")), "it has no samples"),
+        (
+            "rows.csv",
+            lambda path: write_table(path, ("age", "does"), [1, 2]),
+            "it has no column 'dose', but age, does; the first file, ROOT/wards/a/train.csv, has age, dose, outcome. "
+            "Did you mean 'does'? Change the file",
+        ),
+        ("rows.csv", lambda path: write_table(path, ("age", "dose"), [1, "high"]), "row 1: column 'dose' is 'high'"),
+        ("rows.csv", lambda path: write_table(path, ("age", "dose"), [1, "nan"]), "row 1: column 'dose' is nan; drop "),
+        ("rows.csv", lambda path: write_table(path, ("age", "age", "dose"), [1, 2, 3]), "it has several columns 'age'"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(tmp_path, name, write, problem):
+    write_wards(tmp_path / "wards", {"a": 5})
+    write(tmp_path / name)
+    with pytest.raises(ValueError) as error:
+        Folders(str(tmp_path / "wards"), Table("outcome")).new_inputs(str(tmp_path / name))
+    assert str(error.value).replace(str(tmp_path), "ROOT").startswith(f"Folders: ROOT/{name}: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        (np.zeros((2, 3)), "each of its inputs has the shape (3,) of float32, but in the first file, ROOT/clients/a"),
+        (np.zeros((2, 4), dtype=np.uint8), "each of its inputs has the shape (4,) of uint8, but in the first file"),
+        (np.array(1.0), "the array 'x' is one number; it must have one entry per sample"),
+        (np.full((1, 4), np.inf), "x[0, 0] is inf"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(tmp_path, values, problem):
+    """Bytes would be scaled to 0..1, and other numbers not."""
+    write_arrays(tmp_path / "clients/a.npz", x=np.zeros((2, 4)), y=np.arange(2))
+    write_arrays(tmp_path / "new.npz", x=values)
+    with pytest.raises(ValueError) as error:
+        Folders(str(tmp_path / "clients"), Arrays()).new_inputs(str(tmp_path / "new.npz"))
+    assert str(error.value).replace(str(tmp_path), "ROOT").startswith(f"Folders: ROOT/new.npz: {problem}")
+
+
+def test_an_image_of_another_size_is_refused(tmp_path):
+    write_image(tmp_path / "pets/a/cat/1.png")
+    write_image(tmp_path / "new.png", size=(4, 5))
+    with pytest.raises(ValueError, match=r"new\.png: it has 4 x 5 pixels, but the first image, .*/1\.png, has 4 x 4"):
+        Folders(str(tmp_path / "pets"), ImageFiles()).new_inputs(str(tmp_path / "new.png"))
+
+
+@dataclass(frozen=True)
+class Own(Reader):
+    suffixes: ClassVar[tuple[str, ...]] = (".own",)
+
+    def open(self, parts):
+        return Contents([2], (1,), torch.float32, np.arange(2), ("a", "b"), partial(torch.zeros, 2, 1))
+
+
+def test_a_reader_or_a_data_set_that_cannot_do_so_says_what_to_do(tmp_path):
+    (tmp_path / "a.own").write_text("")
+    with pytest.raises(
+        ValueError, match=r"^Own has no method new_inputs, which reads inputs without targets\. Define it"
+    ):
+        Folders(str(tmp_path), Own()).new_inputs(str(tmp_path / "a.own"))
+    with pytest.raises(
+        ValueError, match=r"^Synthetic reads no new samples from files\. Write a model with lcfl export"
+    ):
+        Synthetic().new_inputs("new.csv")
