@@ -90,11 +90,17 @@ class NodeStates:
         sync_directory(self.folder)
 
     def keep_model(self, kind: str, weights: Mapping[str, Any], owner: Owner) -> None:
-        """Stores the tensors of a client's model for its owner, a state dict in ``<kind>.pt``."""
-        self._make_folder()
-        write_json(self.folder / OWNER, owner._asdict())
-        with replacing(self.folder / f"{kind}.pt") as temporary:
-            write_serialized(temporary, {name: each for name, each in weights.items() if isinstance(each, Tensor)})
+        """Stores the tensors of a client's model for its owner, a state dict in ``<kind>.pt``.
+
+        A full disk is only reported, because the federation does not need the file.
+        """
+        try:
+            self._make_folder()
+            write_json(self.folder / OWNER, owner._asdict())
+            with replacing(self.folder / f"{kind}.pt") as temporary:
+                write_serialized(temporary, {name: each for name, each in weights.items() if isinstance(each, Tensor)})
+        except OSError as error:
+            LOGGER.warning("%s: the %s model of this evaluation is not kept (%s)", self.folder, kind, error)
 
     def forget_before(self, number: int) -> None:
         """Removes the states after rounds before `number`."""

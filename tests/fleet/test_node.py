@@ -1,5 +1,6 @@
 """A node keeps its client's states, gives away nothing else, and says what it does."""
 
+import errno
 import json
 import re
 import shutil
@@ -15,6 +16,7 @@ import torch
 import lcfl
 from lcfl.callbacks import Checkpoint
 from lcfl.data.faults import ScaledUpdate
+from lcfl.fleet import states
 from lcfl.fleet.members import read_spec
 from lcfl.fleet.messages import Message, decode
 from lcfl.fleet.node import Node, NodeSettings
@@ -199,6 +201,16 @@ def test_a_node_whose_data_have_grown_says_so(tmp_path):
     with pytest.warns(UserWarning, match=said):
         link = Loopback(made | {FIRST: grown}, restarts=True)
         on_fleet(tmp_path, fedper, link=link, ckpt_path="last", patience=SOME, clients_per_round=6)
+
+
+def test_a_node_that_cannot_keep_its_models_is_measured_all_the_same(tmp_path, monkeypatch, caplog):
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(states, "write_json", full)
+    run = on_fleet(tmp_path, fedavg, rounds=1)
+    assert 0 <= run.metrics["test/own_split/global/acc"] <= 1
+    assert "the global model of this evaluation is not kept ([Errno 28] No space left on device)" in caplog.text
 
 
 def test_a_node_is_one_client_of_its_data(tmp_path):
