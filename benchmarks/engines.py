@@ -84,6 +84,25 @@ class Steps(Signals):
         return super().forward(inputs.transpose(1, 2))
 
 
+class Causal(nn.Module):
+    """Four residual blocks of dilated convolutions that see no later step, over 128 steps of 9 sensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.decision = nn.Conv1d(9, 32, 1), nn.Linear(32, 10)
+        self.apart = (1, 2, 4, 8)
+        self.blocks = nn.ModuleList(nn.Conv1d(32, 32, 3, dilation=step) for _ in range(2) for step in self.apart)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Returns class scores ``[B, 10]``."""
+        value = self.first(inputs)
+        for step, one, two in zip(self.apart, self.blocks[:4], self.blocks[4:], strict=True):
+            inner = F.relu(one(F.pad(value, (2 * step, 0))))
+            value = F.relu(value + two(F.pad(inner, (2 * step, 0))))
+        scores: Tensor = self.decision(value.mean(2))
+        return scores
+
+
 class Rows(nn.Module):
     """Linear layers for each of 128 steps of 9 sensors, whose mean is classified."""
 
@@ -178,6 +197,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], str | None, tuple[int, ...]]]
     "strides, 4 x 4": (partial(Strided, 4, True), None, IMAGES),
     "signals": (Signals, None, SENSORS),
     "signals, steps first": (Steps, None, ROWS),
+    "causal": (Causal, "decision", SENSORS),
     "rows, 2 layers of 64": (partial(Rows, 64, 2), "decision", ROWS),
     "rows, 3 layers of 256": (partial(Rows, 256, 3), "decision", ROWS),
     "mixer": (Mixer, "decision", IMAGES),

@@ -40,7 +40,7 @@ class _Grouped:
 def _layer(kind: type[nn.Module]) -> Rule:
     """Returns the rule of a function that has the arguments of a layer."""
 
-    def rule(to: Builder, input: Place, *args: Any, **options: Any) -> Place:
+    def rule(to: Builder, input: Place, *args: Any, **options: Any) -> Any:
         try:
             layer = kind(*args, **options)
         except (TypeError, ValueError):
@@ -51,7 +51,7 @@ def _layer(kind: type[nn.Module]) -> Rule:
     return rule
 
 
-def _linear(to: Builder, input: Place, weight: nn.Parameter, bias: nn.Parameter | None = None) -> Place:
+def _linear(to: Builder, input: Place, weight: nn.Parameter, bias: nn.Parameter | None = None) -> Any:
     outputs, inputs = weight.shape
     return _with_parameters(to, nn.Linear(inputs, outputs, device="meta"), input, weight, bias)
 
@@ -63,13 +63,11 @@ def _layer_norm(
     weight: nn.Parameter | None = None,
     bias: nn.Parameter | None = None,
     eps: float = 1e-5,
-) -> Place:
+) -> Any:
     return _with_parameters(to, nn.LayerNorm(normalized_shape, eps, device="meta"), input, weight, bias)
 
 
-def _with_parameters(
-    to: Builder, layer: Any, at: Place, weight: nn.Parameter | None, bias: nn.Parameter | None
-) -> Place:
+def _with_parameters(to: Builder, layer: Any, at: Place, weight: nn.Parameter | None, bias: nn.Parameter | None) -> Any:
     """Adds a layer with the parameters that its functional form gets."""
     layer.weight, layer.bias = weight, bias
     return add_layer(to, layer, at)
@@ -145,7 +143,7 @@ def _get_item(to: Builder, of: Place | _Pieces, index: Any) -> Place | None:
     return to.channels(of, begin, end) if end is not None else _squeeze(to, to.channels(of, begin, begin + 1), dim)
 
 
-def _flatten(to: Builder, input: Place, start_dim: int = 0, end_dim: int = -1) -> Place:
+def _flatten(to: Builder, input: Place, start_dim: int = 0, end_dim: int = -1) -> Any:
     return add_layer(to, nn.Flatten(start_dim, end_dim), input)
 
 
@@ -203,6 +201,15 @@ def _contiguous(to: Builder, input: Place | _Grouped) -> Place | _Grouped:
     return input
 
 
+def _pad(to: Builder, input: Place, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Any:
+    """Returns a value with zeros around it."""
+    kind: Any = nn.ConstantPad1d if input.rank == 2 else nn.ConstantPad2d
+    num_sides = 2 * (input.rank - 1)
+    if mode != "constant" or len(pad) > num_sides:
+        return None
+    return add_layer(to, kind((*pad, 0, 0)[:num_sides], value or 0), input)
+
+
 def _mean(to: Builder, input: Place, dim: Any = None, keepdim: bool = False) -> Place | None:
     """Adds the mean over all pixels of an image, or all steps of a signal."""
     dims = sorted(range(input.rank + 1)[each] for each in (dim if isinstance(dim, Sequence) else (dim,)))
@@ -258,6 +265,7 @@ RULES: dict[Any, Rule] = {  # of functions, and of methods by name
     "contiguous": _contiguous,
     F.linear: _linear,
     F.layer_norm: _layer_norm,
+    F.pad: _pad,
     torch.mean: _mean,
     "mean": _mean,
 }

@@ -81,6 +81,7 @@ class Op(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("kind", "input", "other", "output")),
         *((name, c_int32) for name in ("kernel_h", "kernel_w", "stride_h", "stride_w", "padding_h", "padding_w")),
+        ("dilation", c_int32),
         ("groups", c_int32),
         ("place", c_int32),
         ("is_frozen", c_int32),

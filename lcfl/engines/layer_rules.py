@@ -7,13 +7,17 @@ from typing import Any
 from torch import nn
 from torchvision.ops import StochasticDepth  # type: ignore[import-untyped,unused-ignore]
 
+from lcfl.engines.convolution_rules import Padded, add_convolution, pad
 from lcfl.engines.forward_graph import Unsupported
 from lcfl.engines.kernels import Value
 from lcfl.engines.operations import Builder, Place, has_any_order, shape_of
+from lcfl.engines.windows import fields_of, positions, sides_of, window_of
 
 __all__ = ["Scale", "add_layer"]
 
-Rule = Callable[[Builder, Any, Place, Value], Place | None]  # None for settings that the kernels do not have
+Rule = Callable[
+    ..., Any
+]  # of a builder, layer, place and value; it returns None for settings that the kernels do not have
 
 
 class Scale(nn.Module):
@@ -22,29 +26,6 @@ class Scale(nn.Module):
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()
         self.weight = weight
-
-
-def _conv(to: Builder, layer: nn.Conv1d | nn.Conv2d, at: Place, value: Value) -> Place | None:
-    """Adds a convolution, which is a matrix product of features if its window is the whole image."""
-    sides = layer.kernel_size
-    if layer.padding == "same" and any(side % 2 == 0 for side in sides):  # more on one side than on the other
-        return None
-    named = {"valid": (0, 0), "same": tuple(side // 2 for side in sides)}
-    padding = named[layer.padding] if isinstance(layer.padding, str) else layer.padding
-    if at.is_flat or any(each != 1 for each in layer.dilation):
-        return None
-    window = _window(at, layer, padding)
-    to.keeps_order &= layer.in_channels > 1 or window[0] != (1, 1)
-    if layer.padding_mode != "zeros" or any(pad >= side for side, _, pad in zip(*window, strict=True)):
-        return None
-    shape = (layer.out_channels, *_windows(value, *window))
-    if 1 < layer.groups == layer.in_channels == layer.out_channels:
-        return to.emit("depthwise", at, shape, layer, **_fields(*window))
-    is_whole = window[0] == (value.height, value.width) and window[2] == (0, 0)
-    kind, fields = ("linear", {}) if is_whole else ("conv", _fields(*window))
-    if layer.groups > 1:
-        return to.emit_grouped(kind, at, shape, layer, layer.groups, **fields)
-    return to.emit(kind, at, shape, layer, **fields)
 
 
 def _linear(to: Builder, layer: nn.Linear, at: Place, value: Value) -> Place | None:
@@ -57,7 +38,7 @@ def _linear(to: Builder, layer: nn.Linear, at: Place, value: Value) -> Place | N
     if value.height * value.width == 1:
         place = to.emit("linear", at, shape, layer)
     else:
-        place = to.emit("conv", at, shape, layer, **_fields((1, 1), (1, 1), (0, 0)))
+        place = to.emit("conv", at, shape, layer, **fields_of((1, 1), (1, 1), (0, 0)))
         to.token_layers.append(min(layer.in_features, layer.out_features))
     to.keeps_order &= at.rank != 3
     to.in_order.add(place)
@@ -68,7 +49,7 @@ def _scale(to: Builder, layer: Scale, at: Place, value: Value) -> Place | None:
     """Adds a product with one factor per channel, which is a depthwise convolution of one pixel."""
     if _hides_pixels(at, value):
         at = to.part(at, 0, (value.size, 1, 1))
-    return to.emit("depthwise", at, shape_of(to.values[at.number]), layer, **_fields((1, 1), (1, 1), (0, 0)))
+    return to.emit("depthwise", at, shape_of(to.values[at.number]), layer, **fields_of((1, 1), (1, 1), (0, 0)))
 
 
 def _pointwise(kind: str) -> Rule:
@@ -142,22 +123,22 @@ def _flatten(to: Builder, layer: nn.Flatten, at: Place, value: Value) -> Place |
 
 
 def _max_pool(to: Builder, layer: nn.MaxPool1d | nn.MaxPool2d, at: Place, value: Value) -> Place | None:
-    if at.is_flat or _sides(at, layer.dilation, 1) != (1, 1) or layer.return_indices:
+    if at.is_flat or sides_of(at, layer.dilation, 1) != (1, 1) or layer.return_indices:
         return None
-    window = _window(at, layer, layer.padding)
-    sides = _windows(value, *window, with_rest=layer.ceil_mode)
-    return to.emit("max_pool", at, (value.channels, *sides), layer, **_fields(*window))
+    window = window_of(at, layer)
+    sides = positions(value, *window, with_rest=layer.ceil_mode)
+    return to.emit("max_pool", at, (value.channels, *sides), layer, **fields_of(*window))
 
 
 def _avg_pool(to: Builder, layer: nn.AvgPool1d | nn.AvgPool2d, at: Place, value: Value) -> Place | None:
-    window = kernel, _, padding = _window(at, layer, layer.padding)
+    window = kernel, _, padding = window_of(at, layer)
     divisor = getattr(layer, "divisor_override", None)
     if divisor is None and layer.count_include_pad and padding != (0, 0):
         divisor = kernel[0] * kernel[1]
     if at.is_flat or layer.ceil_mode or (divisor is not None and divisor < 1):
         return None
-    shape, factor = (value.channels, *_windows(value, *window)), 1 / divisor if divisor else 0
-    return to.emit("avg_pool", at, shape, layer, eps=factor, **_fields(*window))
+    shape, factor = (value.channels, *positions(value, *window)), 1 / divisor if divisor else 0
+    return to.emit("avg_pool", at, shape, layer, eps=factor, **fields_of(*window))
 
 
 def _adaptive_pool(kind: str) -> Rule:
@@ -171,13 +152,13 @@ def _adaptive_pool(kind: str) -> Rule:
         size, sides = layer.output_size, (value.height, value.width)
         if at.is_flat or (isinstance(size, Sequence) and len(size) != at.rank - 1):
             return None
-        outs = tuple(side if out is None else out for side, out in zip(sides, _sides(at, size, 1), strict=True))
+        outs = tuple(side if out is None else out for side, out in zip(sides, sides_of(at, size, 1), strict=True))
         to.keeps_order &= not has_any_order(value) or outs == (1, 1)
         is_divided = not any(side % out for side, out in zip(sides, outs, strict=True))
         if kind == "max_pool" and (layer.return_indices or not is_divided):
             return None
         kernel = (sides[0] // outs[0], sides[1] // outs[1]) if is_divided else (0, 0)
-        return to.emit(kind, at, (value.channels, outs[0], outs[1]), layer, **_fields(kernel, kernel, (0, 0)))
+        return to.emit(kind, at, (value.channels, outs[0], outs[1]), layer, **fields_of(kernel, kernel, (0, 0)))
 
     return rule
 
@@ -251,7 +232,9 @@ OF_FIRST_DIM: dict[type[nn.Module], Rule] = {
     nn.BatchNorm1d: _batch_norm,
 }
 OF_SIGNALS: dict[type[nn.Module], Rule] = {
-    nn.Conv1d: _conv,
+    nn.Conv1d: add_convolution,
+    nn.ZeroPad1d: pad,
+    nn.ConstantPad1d: pad,
     nn.Dropout1d: _dropout,
     nn.MaxPool1d: _max_pool,
     nn.AvgPool1d: _avg_pool,
@@ -260,7 +243,9 @@ OF_SIGNALS: dict[type[nn.Module], Rule] = {
     nn.InstanceNorm1d: _instance_norm,
 }
 OF_IMAGES: dict[type[nn.Module], Rule] = {
-    nn.Conv2d: _conv,
+    nn.Conv2d: add_convolution,
+    nn.ZeroPad2d: pad,
+    nn.ConstantPad2d: pad,
     nn.Dropout2d: _dropout,
     nn.MaxPool2d: _max_pool,
     nn.AvgPool2d: _avg_pool,
@@ -273,13 +258,16 @@ KEEPS_RESULT = (nn.ReLU, nn.Tanh, nn.Sigmoid)  # torch computes the gradient fro
 KEEPS_RESULT_IN_PLACE = (nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU)  # so it does here if the result replaces the input
 
 
-def add_layer(to: Builder, layer: nn.Module, at: Place) -> Place:
-    """Adds the operation of a torch.nn module and returns the place of its result.
+def add_layer(to: Builder, layer: nn.Module, read: Place | Padded) -> Any:
+    """Adds the operation of a torch.nn module and returns the place of its result, or what else stands for it.
 
     Raises:
         Unsupported: for a layer, or settings of it, that the kernels do not have, and for a layer that is used twice.
     """
     kind = type(layer)
+    at, zeros = (read.at, (read.zeros,)) if isinstance(read, Padded) else (read, ())
+    if zeros and kind not in (nn.Conv1d, nn.Conv2d):
+        raise Unsupported(f"it pads what its {kind.__name__} reads")
     if kind not in OF_NUMBERS:
         at = to.turned(at) if kind in OF_LAST_DIM else to.plain(at)
     value = to.values[at.number]
@@ -297,7 +285,7 @@ def add_layer(to: Builder, layer: nn.Module, at: Place) -> Place:
         raise Unsupported(f"it uses the layer {name} twice")
     to.used |= {id(each) for each in layer.parameters()}
     try:
-        place = rule(to, layer, at, value)
+        place = rule(to, layer, at, value, *zeros)
     except Unsupported:
         raise
     except Exception:  # settings may have any type and value
@@ -312,40 +300,3 @@ def add_layer(to: Builder, layer: nn.Module, at: Place) -> Place:
 def _hides_pixels(at: Place, value: Value) -> bool:
     """Returns whether an image was flattened. Its pixels are features then and no longer belong to a channel."""
     return at.is_flat and value.height * value.width > 1
-
-
-def _sides(at: Place, setting: int | Sequence[int | None] | None, of_signal: int) -> tuple[Any, Any]:
-    """Returns a setting of a layer for height and width. `of_signal` is that for the height of a signal."""
-    sides = setting if isinstance(setting, Sequence) else (setting,)
-    return (of_signal if at.rank == 2 else sides[0]), sides[-1]
-
-
-def _window(at: Place, layer: Any, padding: int | tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Returns kernel, stride and padding of a window that moves over an image or a signal."""
-    return _sides(at, layer.kernel_size, 1), _sides(at, layer.stride, 1), _sides(at, padding, 0)
-
-
-def _fields(kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]) -> dict[str, int]:
-    """Returns the fields of `Op` for a window that moves over an image."""
-    named = {"kernel": kernel, "stride": stride, "padding": padding}
-    return {f"{name}_{axis}": side for name, sides in named.items() for axis, side in zip("hw", sides, strict=True)}
-
-
-def _windows(
-    value: Value,
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    *,
-    with_rest: bool = False,
-) -> tuple[int, int]:
-    """Returns the number of positions of a window in height and width.
-
-    With `with_rest`, a last window may reach beyond the padding if it begins before the end of the image.
-    """
-    found = []
-    for side, size, step, pad in zip((value.height, value.width), kernel, stride, padding, strict=True):
-        whole, rest = divmod(side + 2 * pad - size, step)
-        has_more = with_rest and rest > 0 and (whole + 1) * step < side + pad
-        found.append(whole + 1 + has_more)
-    return found[0], found[1]

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from lcfl.engines.convolution_rules import Padded
 from lcfl.engines.forward_graph import BATCH, Unsupported, forward_graph, is_size, size_of
 from lcfl.engines.function_rules import add_call
 from lcfl.engines.kernels import KIND, Op, Value
@@ -134,9 +135,9 @@ class _Tracer:
         if node.op == "call_module":
             layer = self.network.get_submodule(str(node.target))
             read, *others = [*args, *options.values()]
-            if others or not isinstance(read, Place):
+            if others or not isinstance(read, Place | Padded):
                 raise Unsupported(f"its layer {node.target} gets other than one tensor")
-            if type(layer) is nn.LogSoftmax and "forward" not in vars(layer):
+            if type(layer) is nn.LogSoftmax and "forward" not in vars(layer) and isinstance(read, Place):
                 return self.end(node, read, layer.dim)
             return add_layer(self.to, layer, read)
         if node.target in LOG_SOFTMAX:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lcfl.models import CNN, MLP, LeNet5, SplitNetwork
+from tests.engines.padded_networks import PADDED
 from tests.engines.turned_networks import TURNED
 
 SHAPE = (3, 11, 9)
@@ -388,4 +389,5 @@ NETWORKS = {
     "MLP": (partial(MLP, 3 * 11 * 9, (33,), 4), SHAPE),
     "logistic regression": (partial(MLP, 7, (), 4), (7,)),
     **TURNED,
+    **PADDED,
 }

@@ -8,6 +8,8 @@ from torch import nn
 
 from lcfl.data.datasets import Tensors
 from lcfl.data.partition import IID
+from lcfl.engines.forward_graph import Unsupported
+from lcfl.engines.tracing import trace
 from lcfl.models import SplitNetwork
 from lcfl.models.module import FederatedModule
 from tests.engines.test_compiled import SGD, assert_same_gradient, batches_of, engines
@@ -59,6 +61,47 @@ def test_gradient_of_a_convolution_of_a_small_image(sides, kernel, stride, paddi
 
     with torch.backends.mkldnn.flags(enabled=False):  # oneDNN computes some of them wrongly, in torch 2.14.1
         assert_same_gradient(network, (3, *sides), size)
+
+
+@pytest.mark.parametrize("size", [10, 33])
+@pytest.mark.parametrize("groups", [1, 3, 18])
+@pytest.mark.parametrize(
+    ("kernel", "dilation", "length", "zeros"),
+    [
+        (3, 2, 8, (4, 0)),  # causal
+        (5, 3, 9, (6, 6)),
+        (2, 4, 4, (4, 0)),  # a row of one column
+        (3, 8, 8, (8, 8)),
+        (4, 1, 7, (1, 2)),
+        (3, 5, 15, (0, 0)),
+        (1, 7, 10, (0, 0)),  # the only tap is not apart from another
+    ],
+)
+def test_gradient_of_a_dilated_convolution(kernel, dilation, length, zeros, groups, size):
+    def network():
+        window = nn.Conv1d(18, 18, kernel, dilation=dilation, groups=groups)
+        embedding = nn.Sequential(nn.Conv1d(3, 18, 1), nn.Tanh(), nn.ZeroPad1d(zeros), window, nn.Tanh(), nn.Flatten())
+        return SplitNetwork(embedding, nn.Linear(embedding(torch.zeros(1, 3, length)).numel(), 4))
+
+    assert_same_gradient(network, (3, length), size)
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        nn.Conv1d(3, 6, 3, dilation=3, padding=3),  # of 8 steps
+        nn.Conv1d(3, 6, 3, dilation=2, padding=1),
+        nn.Conv1d(3, 6, 3, dilation=2, stride=2),
+    ],
+    ids=str,
+)
+def test_dilated_convolutions_that_the_kernels_do_not_know(window):
+    def network():
+        embedding = nn.Sequential(window, nn.Flatten())
+        return SplitNetwork(embedding, nn.Linear(embedding(torch.zeros(1, 3, 8)).numel(), 4))
+
+    with pytest.raises(Unsupported, match=r"it has Conv1d embedding\.0 with unusual settings: Conv1d\(3, 6"):
+        trace(network(), (3, 8))
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,9 @@ class Program {
           needs_slope_(num_values) {
         for (const Op& op : ops_) {
             const Value &from = values[op.input], &to = values[op.output];
-            convolutions_.emplace_back(op.kind == CONV ? new Convolution(op, from, to, bfloat16) : nullptr);
-            depthwise_.emplace_back(op.kind == DEPTHWISE ? new Depthwise(op, from, to) : nullptr);
+            const Value in = in_columns(op, from), out = in_columns(op, to);
+            convolutions_.emplace_back(op.kind == CONV ? new Convolution(op, in, out, bfloat16) : nullptr);
+            depthwise_.emplace_back(op.kind == DEPTHWISE ? new Depthwise(op, in, out) : nullptr);
             if (op.kind == CONV)
                 in_bfloat16_.push_back(convolutions_.back()->is_in_bfloat16());
             else

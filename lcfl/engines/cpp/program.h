@@ -47,7 +47,8 @@ struct Op {
     int32_t kind, input, other, output;  // numbers of values; `other` is the second input of ADD and MULTIPLY
     int32_t kernel_h, kernel_w;          // 0 for the windows of an AVG_POOL that adapts them to its output
     int32_t stride_h, stride_w, padding_h, padding_w;
-    int32_t groups;  // of GROUP_NORM and SHUFFLE
+    int32_t dilation;  // from tap to tap of a signal; 0 or 1 for neighbours
+    int32_t groups;    // of GROUP_NORM and SHUFFLE
     // Of a DROPOUT among the masks; of what CONCATENATE writes, and of what PART reads. SHUFFLE: numbers that stay
     // together.
     int32_t place;
@@ -58,6 +59,12 @@ struct Op {
     int64_t weight, bias;        // offsets in the model or the frozen vector; -1 if there is none
     int64_t mean, var, tracked;  // BATCH_NORM: offsets of its statistics in the buffers or the frozen vector
 };
+
+// Returns a signal with as many columns as its taps are apart. Its taps are then neighbours in a column, so a dilated
+// convolution is that of an image. The memory is the same.
+inline Value in_columns(const Op& op, const Value& signal) {
+    return op.dilation > 1 ? Value{signal.channels, signal.width / op.dilation, op.dilation} : signal;
+}
 
 enum LossKind : int32_t { CROSS_ENTROPY, SQUARED_ERROR, BINARY_CROSS_ENTROPY, ABSOLUTE_ERROR, HUBER, SMOOTH_L1 };
 
