@@ -3,27 +3,38 @@
 import argparse
 import csv
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lcfl.core.files import atomic_file
+from lcfl.core.files import atomic_file, check_new
+from lcfl.core.validation import abbreviated, shortened
 from lcfl.data.datasets import FederatedDataset
 from lcfl.data.spec import SampleSpec
+from lcfl.fleet.data import described_spec
 
-__all__ = ["BATCH", "Cells", "add_options", "rows_of_new_samples", "write_rows"]
+__all__ = ["BATCH", "Cells", "add_options", "check_out", "rows_of_new_samples", "write_rows"]
 
 BATCH = 512
 
 
-def add_options(options: argparse.ArgumentParser) -> None:
-    """Adds the options ``--scores`` and ``--out`` to a command's parser."""
+def add_options(options: argparse.ArgumentParser, needs_data: bool = False) -> None:
+    """Adds the options ``--data``, ``--scores`` and ``--out`` to a command's parser."""
+    options.add_argument(
+        "--data",
+        dest="new",
+        type=Path,
+        required=needs_data,
+        metavar="PATH",
+        help="a file or a folder of new samples, with or without targets",
+    )
     options.add_argument("--scores", action="store_true", help="add a column for each class with its softmax score")
     options.add_argument("--out", type=Path, help="a CSV file, which must not exist yet (default: print)")
 
@@ -50,8 +61,8 @@ class Cells:
         shape, is_whole = self.spec.target_shape, self.spec.target_dtype == torch.int64
         if not self._has_labels and len(shape) + is_whole > 1:
             raise ValueError(
-                f"predict: targets of shape {shape} have no place in a line; use lcfl.load(RUN).model(...) in Python, "
-                "which is the network."
+                f"predict: targets of shape {shape} have no place in a line; write a model with lcfl export, or lcfl "
+                "fleet export on a node, and use it in Python."
             )
         if self.has_scores and not self._has_labels:
             raise ValueError("predict: got --scores; the targets of this run are numbers, not classes. Leave it out.")
@@ -65,18 +76,16 @@ class Cells:
         """The titles of the cells of a target."""
         return ["label"] if self._has_labels else _numbered("target", self.spec.target_shape)
 
-    def titles(self, network: nn.Module) -> list[str]:
-        """Returns the titles of the cells of a prediction.
+    def titles(self, outputs: Tensor) -> list[str]:
+        """Returns the titles of the cells of the outputs [B, ...] of a network.
 
-        The network says how many there are. It may return more numbers than a target has, such as a mean and a
-        variance, and more scores than there are classes.
+        They may be more numbers than a target has, such as a mean and a variance, and more scores than there are
+        classes.
         """
-        if self._has_labels and not self.has_scores:
-            return ["prediction", "score"]
-        shape = network(self.spec.blank(1)[0]).shape[1:]
         if not self._has_labels:
-            return _numbered("output", shape)
-        return ["prediction", "score", *(f"score_{self._name(number)}" for number in range(shape[0]))]
+            return _numbered("output", outputs.shape[1:])
+        numbers = range(outputs.shape[1]) if self.has_scores else ()
+        return ["prediction", "score", *(f"score_{self._name(number)}" for number in numbers)]
 
     def of_targets(self, targets: Tensor) -> list[list[object]]:
         """Returns the cells of each target of a batch [B, ...]."""
@@ -116,7 +125,7 @@ def _numbered(name: str, shape: Sequence[int]) -> list[str]:
 
 @torch.no_grad()
 def rows_of_new_samples(
-    network: nn.Module, dataset: FederatedDataset, path: str, has_scores: bool
+    network: nn.Module, dataset: FederatedDataset, path: Path, has_scores: bool, then: Mapping[str, Any]
 ) -> Iterator[list[object]]:
     """Yields the header, then a row for each sample that is not part of the data set: its place and its prediction.
 
@@ -125,13 +134,52 @@ def rows_of_new_samples(
         dataset: the data set that the network was trained on, which knows how to read such samples.
         path: a file or a folder of samples.
         has_scores: whether there is a column for the score of each class.
+        then: what samples looked like in training: some entries of `lcfl.fleet.data.described_spec`.
+
+    Raises:
+        ValueError: if the samples are unlike those of the training, or if the network refuses them.
     """
     cells = Cells(dataset.spec, dataset.classes, has_scores)
-    inputs, places = dataset.new_inputs(path)
-    yield ["file", "row", *cells.titles(network)]
-    for start in range(0, len(inputs), BATCH):
-        rows = cells.of_outputs(network(inputs[start : start + BATCH]))
-        yield from ([*place, *row] for place, row in zip(places[start : start + BATCH], rows, strict=True))
+    samples, places = dataset.new_samples(str(path))
+    now = described_spec(dataset, samples)
+    if changed := [name for name in then if name in now and now[name] != then[name]]:
+        pairs = "; ".join(f"{name}: {_told(now[name])}, and {_told(then[name])} in the run" for name in changed)
+        raise ValueError(
+            f"predict: the model was trained with other data than now ({pairs}), so its predictions would mean "
+            "something else. Restore the data and their configuration, and bring the new samples into their form."
+        )
+    for start in range(0, len(places), BATCH):
+        of_batch = places[start : start + BATCH]
+        inputs, _ = samples.batch(np.arange(start, start + len(of_batch)), torch.device("cpu"))
+        try:
+            outputs = network(inputs)
+        except Exception as error:  # of any kind, because the network may be the user's own
+            first, last = (f"{file} row {row}" for file, row in (of_batch[0], of_batch[-1]))
+            raise ValueError(
+                f"predict: the network cannot compute with the samples from {first} to {last} "
+                f"({type(error).__name__}: {shortened(str(error), 300)}). Correct them."
+            ) from error
+        if start == 0:
+            yield ["file", "row", *cells.titles(outputs)]
+        yield from ([*place, *row] for place, row in zip(of_batch, cells.of_outputs(outputs), strict=True))
+
+
+def _told(value: Any) -> str:
+    return f"[{abbreviated(value, 20)}]" if isinstance(value, list) else str(value)
+
+
+def check_out(out: Path | None, new: Path | None) -> None:
+    """Refuses a file of predictions that exists already, or that would be in the folder of new samples.
+
+    Raises:
+        FileExistsError: if it exists.
+        ValueError: if it would be read as samples the next time.
+    """
+    if out is None:
+        return
+    check_new(out)
+    if new is not None and new.is_dir() and out.resolve().is_relative_to(new.resolve()):
+        raise ValueError(f"--out: got {out}, in the folder of --data, where it would be read as samples; move it.")
 
 
 def write_rows(rows: Iterator[list[object]], out: Path | None) -> None:

@@ -40,9 +40,9 @@ SPEC = {
 UNKNOWN = {"normalisation": None}  # of earlier versions
 
 
-def described_spec(data: FederatedDataModule) -> dict[str, Any]:
+def described_spec(dataset: FederatedDataset, samples: Samples) -> dict[str, Any]:
     """Returns what one sample looks like, and the names of classes and columns, as plain values."""
-    spec, classes, columns = data.dataset.spec, data.dataset.classes, data.dataset.columns
+    spec, classes, columns = dataset.spec, dataset.classes, dataset.columns
     return {
         "shape": list(spec.shape),
         "dtype": str(spec.dtype).removeprefix("torch."),
@@ -51,7 +51,7 @@ def described_spec(data: FederatedDataModule) -> dict[str, Any]:
         "target_dtype": str(spec.target_dtype).removeprefix("torch."),
         "classes": None if classes is None else list(classes),
         "columns": None if columns is None else list(columns),
-        "normalisation": data.samples.normalisation,
+        "normalisation": samples.normalisation,
     }
 
 

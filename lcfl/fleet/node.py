@@ -198,11 +198,15 @@ class Node:
                 "identity": self.identity,
                 "name": self.name,
                 "client": self.own.number,
-                "spec": described_spec(self.data),
+                "spec": self._spec,
                 "sizes": sizes,
                 "fingerprint": self.data.samples.fingerprint(),
             },
         )
+
+    @property
+    def _spec(self) -> dict[str, Any]:
+        return described_spec(self.data.dataset, self.data.samples)
 
     def train(self, message: Message) -> Message:
         """Trains as the server asks and keeps the new private state."""
@@ -251,7 +255,7 @@ class Node:
         if task.exchange is None or result is not None:
             network = self.module.network_of(model, buffers, self.module.initial_frozen(self.seed))
             owner = Owner(self.identity, self._own_place)
-            states.keep_model("newcomer" if task.exchange else kind, network.state_dict(), owner)
+            states.keep_model("newcomer" if task.exchange else kind, network.state_dict(), owner, self._spec)
         sets = {"train": self.data.population.train} | self.data.population.sets(self.data.protocols)
         if unknown := [name for name in names if name not in sets]:
             raise MessageError(f"this node has no samples of {', '.join(unknown)}.")
@@ -290,7 +294,7 @@ class Node:
                 "the message is for another network, method, seed or version of lcfl than this node has: install the "
                 "app of the run anew."
             )
-        if told["spec"] != spec_digest(described_spec(self.data)):
+        if told["spec"] != spec_digest(self._spec):
             raise MessageError(
                 "the samples of this node look different from before, in shape, type, classes, columns or "
                 "normalisation: set its data section back."

@@ -15,7 +15,7 @@ from lcfl.core.schema import Array, Number, check_form
 from lcfl.fleet.parcel import MessageError
 from lcfl.runs.serialization import deserialized, write_serialized
 
-__all__ = ["NodeStates", "Owner", "newest_model", "state_name"]
+__all__ = ["NodeStates", "Owner", "newest_model", "spec_of", "state_name"]
 
 LOGGER = logging.getLogger(__name__)
 NAME = re.compile(r"round-(\d{6,})-[0-9a-f]{16}")
@@ -89,14 +89,20 @@ class NodeStates:
             write_serialized(temporary, {each: getattr(state, each) for each in (*VECTORS, "consumed")})
         sync_directory(self.folder)
 
-    def keep_model(self, kind: str, weights: Mapping[str, Any], owner: Owner) -> None:
+    def keep_model(self, kind: str, weights: Mapping[str, Any], owner: Owner, spec: Mapping[str, Any]) -> None:
         """Stores the tensors of a client's model for its owner, a state dict in ``<kind>.pt``.
 
         A full disk is only reported, because the federation does not need the file.
+
+        Args:
+            kind: the kind of model.
+            weights: the state dict.
+            owner: whose model it is.
+            spec: what the samples look like, see `lcfl.fleet.data.described_spec`.
         """
         try:
             self._make_folder()
-            write_json(self.folder / OWNER, owner._asdict())
+            write_json(self.folder / OWNER, {**owner._asdict(), "spec": spec})
             with replacing(self.folder / f"{kind}.pt") as temporary:
                 write_serialized(temporary, {name: each for name, each in weights.items() if isinstance(each, Tensor)})
         except OSError as error:
@@ -144,6 +150,13 @@ def newest_model(folder: Path, kind: str, owner: Owner) -> Path:
 
 def _is_of(folder: Path, owner: Owner) -> bool:
     try:
-        return bool(json.loads(read_regular(folder / OWNER)) == owner._asdict())
-    except (OSError, ValueError):  # a client that has tested no model yet
+        found = json.loads(read_regular(folder / OWNER))
+        return all(found[name] == value for name, value in owner._asdict().items())
+    except (OSError, ValueError, TypeError, LookupError):  # a client that has tested no model yet, or a damaged file
         return False
+
+
+def spec_of(model: Path) -> dict[str, Any]:
+    """Returns what the samples looked like with which a model was tested that `newest_model` has found."""
+    spec: dict[str, Any] = json.loads(read_regular(model.with_name(OWNER)))["spec"]
+    return spec

@@ -99,6 +99,11 @@ class Run:
         return isinstance(exchange.evaluation_update("cluster", local_update), LeastLoss)
 
     @property
+    def keeps_buffers(self) -> bool:
+        """Whether each client has buffers of its own (``model.buffer_policy: local``)."""
+        return self._module.keeps_buffers
+
+    @property
     def loss(self) -> nn.Module:
         """The loss that was trained with."""
         return self._module.loss
@@ -180,9 +185,10 @@ class Run:
         own = int(self.state.assignment[client])
         if self.chooses_clusters:
             if cluster is None:
+                like = "" if self.is_of_fleet else ", as in lcfl predict without --data"
                 warnings.warn(
                     f"model: the cluster of client {client} is the last that the server knows. In evaluations, clients "
-                    f"choose again by their training loss{'.' if self.is_of_fleet else ', as in lcfl predict.'}",
+                    f"choose again by their training loss{like}.",
                     stacklevel=3,
                 )
         elif cluster not in (None, own):

@@ -92,7 +92,7 @@ def test_another_size_is_refused(tmp_path):
     write_image(tmp_path / "ward_b/x/1.png", size=(5, 4))
     assert refused(tmp_path) == (
         "Folders: client 'ward_b': ROOT/ward_b/x/1.png: it has 5 x 4 pixels, but the first image, ROOT/a/x/1.png, has "
-        "4 x 4; resize all images with data.dataset.init_args.reader.init_args.size=[height, width]"
+        "4 x 4; resize it, or all images with data.dataset.init_args.reader.init_args.size=[height, width]"
     )
 
 

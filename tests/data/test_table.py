@@ -260,7 +260,7 @@ def test_a_first_file_without_the_columns_is_refused(tmp_path):
     )
     assert "it has no column 'size'" in refused(tmp_path, features=["size"])
     write_table(tmp_path / "a.csv", ["age;dose;outcome"], ["1;2;x"])
-    assert refused(tmp_path).endswith("If another sign than a comma stands between cells, set delimiter")
+    assert refused(tmp_path).endswith("If another sign does, set delimiter")
     write_table(tmp_path / "a.csv", ["outcome"], ["x"])
     assert "it has only the column 'outcome'; a table needs features, too" in refused(tmp_path)
 

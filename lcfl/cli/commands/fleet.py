@@ -23,7 +23,7 @@ from lcfl.core.validation import abbreviated
 from lcfl.data.datasets import FederatedDataset
 from lcfl.fleet.data import described_spec
 from lcfl.fleet.node import identity_of
-from lcfl.fleet.states import Owner, newest_model
+from lcfl.fleet.states import Owner, newest_model, spec_of
 from lcfl.methods.exchange import ModelKind
 from lcfl.runs.serialization import deserialized
 
@@ -113,10 +113,7 @@ def parser() -> argparse.ArgumentParser:
         each.add_argument("--state", type=Path, required=True, metavar="DIR", help="the folder with the node's states")
         each.add_argument("--model", required=True, choices=KEPT, help="kind of model")
     model_file.add_options(export)
-    predict.add_argument(
-        "--data", dest="new", required=True, metavar="PATH", help="a file or a folder, with or without targets"
-    )
-    prediction_file.add_options(predict)
+    prediction_file.add_options(predict, needs_data=True)
     return options
 
 
@@ -140,8 +137,7 @@ def main(args: Sequence[str]) -> None:
         for line in checked(options.data, options.app, options.client):
             print(line)
         return
-    if options.out is not None:
-        check_new(options.out)
+    prediction_file.check_out(options.out, getattr(options, "new", None))
     config = _config_of(options.app)
     network, file = kept_network(config, options.state, options.model, options.client)
 
@@ -149,7 +145,8 @@ def main(args: Sequence[str]) -> None:
         return data_of(config, options.data, options.client).dataset
 
     if options.command == "predict":
-        rows = prediction_file.rows_of_new_samples(network, dataset(), options.new, options.scores)
+        then = spec_of(file)
+        rows = prediction_file.rows_of_new_samples(network, dataset(), options.new, options.scores, then)
         prediction_file.write_rows(rows, options.out)
     else:
         model_file.write_model(network, options.out, options.format, lambda: dataset().spec)
@@ -200,7 +197,7 @@ def checked(data: Path, app: Path, client: int | None = None) -> Iterator[str]:
         place = node.place[0]
         sets = {"train": node.data.population.train} | node.data.population.sets(node.data.protocols)
         yield f"name: {node.name}"
-        spec = described_spec(node.data)
+        spec = described_spec(node.data.dataset, node.data.samples)
         yield f"input: {spec['shape']}, {spec['num_classes'] or 'no'} classes"
         if spec["classes"]:
             yield f"classes, in the order that all nodes must have: {', '.join(spec['classes'])}"

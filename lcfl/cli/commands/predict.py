@@ -1,6 +1,7 @@
 """``lcfl predict RUN --model personal``: predicts the targets of each client's test samples, or of new samples."""
 
 import argparse
+import warnings
 from collections.abc import Iterator, Sequence
 from math import inf, isnan
 from pathlib import Path
@@ -9,12 +10,11 @@ import torch
 
 from lcfl.cli.federated_cli import instantiate_data
 from lcfl.cli.loading import load
-from lcfl.cli.prediction_file import BATCH, Cells, add_options, rows_of_new_samples, write_rows
+from lcfl.cli.prediction_file import BATCH, Cells, add_options, check_out, rows_of_new_samples, write_rows
 from lcfl.core import rng
-from lcfl.core.files import check_new, read_json
-from lcfl.core.validation import abbreviated
+from lcfl.core.files import read_json
 from lcfl.data.datamodule import FederatedDataModule
-from lcfl.data.datasets import FederatedDataset
+from lcfl.methods.exchange import ModelKind
 from lcfl.models.metrics import weight_in_loss
 from lcfl.runs.result import Run
 
@@ -38,11 +38,6 @@ def parser() -> argparse.ArgumentParser:
         help="only this client, by name or else by number (default: all); with --data, whose model predicts",
     )
     options.add_argument("--protocol", help="test protocol (default: the first one of the run)")
-    options.add_argument(
-        "--data",
-        metavar="PATH",
-        help="a file or a folder of new samples, with or without targets, in place of the test samples",
-    )
     options.add_argument("--cluster", type=int, help="with --data, the number of the cluster whose model predicts")
     add_options(options)
     return options
@@ -65,11 +60,10 @@ def main(args: Sequence[str]) -> None:
             for and targets are no classes, or if new samples do not fit the data of the run.
     """
     options = parser().parse_args(args)
-    if options.out is not None:
-        check_new(options.out)
-    if options.data is None and options.cluster is not None:
+    check_out(options.out, options.new)
+    if options.new is None and options.cluster is not None:
         raise ValueError("predict: got --cluster without --data; every test sample is predicted by its client's model.")
-    if options.data is not None and options.protocol is not None:
+    if options.new is not None and options.protocol is not None:
         raise ValueError("predict: got --protocol, which chooses test samples, and --data, which replaces them.")
     run = load(options.run, ckpt_path=options.ckpt_path)
     if run.is_of_fleet:
@@ -77,12 +71,30 @@ def main(args: Sequence[str]) -> None:
             f"predict: {options.run} is the run of a fleet, whose samples lie on its nodes. Use lcfl fleet predict "
             "there, or write a model with lcfl export."
         )
-    if options.data is None:
+    if options.new is None:
         rows = _rows(run, options.model, options.client, options.protocol, options.scores)
     else:
-        network = run.model(options.model, client=options.client, cluster=options.cluster)
-        rows = rows_of_new_samples(network, _dataset(run.path), options.data, options.scores)
+        rows = _rows_of_new(run, options.new, options.model, options.client, options.cluster, options.scores)
     write_rows(rows, options.out)
+
+
+def _rows_of_new(
+    run: Run, new: Path, kind: ModelKind, client: str | None, cluster: int | None, has_scores: bool
+) -> Iterator[list[object]]:
+    """Returns the header, and a row for each new sample."""
+    if run.keeps_buffers and client is None:
+        raise ValueError(
+            "predict: clients keep their own buffers (model.buffer_policy: local), such as the means of a batch "
+            "normalisation; name the client whose buffers to use with --client."
+        )
+    network = run.model(kind, client=client, cluster=cluster)
+    data = _built_data(run.path)
+    if data.client_transforms:
+        names = ", ".join(type(each).__name__ for each in data.client_transforms)
+        warnings.warn(f"predict: data.client_transforms ({names}) do not change new samples.", stacklevel=2)
+    saved = read_json(run.path / "partition.json")
+    then = {name: saved[name] for name in ("classes", "columns", "normalisation") if name in saved}
+    return rows_of_new_samples(network, data.dataset, new, has_scores, then)
 
 
 @torch.no_grad()
@@ -103,9 +115,6 @@ def _rows(run: Run, kind: str, only: str | None, protocol: str | None, has_score
             f"{', '.join(data.protocols)})."
         )
     chooses = kind == "cluster" and run.chooses_clusters
-    titles = cells.titles(run.model(kind, client=clients[0], cluster=0 if chooses else None))  # type: ignore[arg-type]
-    who, where = ["name"] if population.names else [], ["file", "row"] if place_of(0) is not None else []
-    yield ["client", *who, "index", *where, *cells.target_titles, *titles]
     for client in clients:
         cluster = _chosen(run, data, client) if chooses else None
         network = run.model(kind, client=client, cluster=cluster)  # type: ignore[arg-type]
@@ -115,45 +124,34 @@ def _rows(run: Run, kind: str, only: str | None, protocol: str | None, has_score
             part = indices[start : start + BATCH]
             with rng.seeded(0, "predict", client, start):  # items may be drawn
                 inputs, targets = seen.batch(part, torch.device("cpu"))
-            rows = zip(part.tolist(), cells.of_targets(targets), cells.of_outputs(network(inputs)), strict=True)
+            outputs = network(inputs)
+            if start == 0 and client == clients[0]:
+                who, where = ["name"] if population.names else [], ["file", "row"] if place_of(0) is not None else []
+                yield ["client", *who, "index", *where, *cells.target_titles, *cells.titles(outputs)]
+            rows = zip(part.tolist(), cells.of_targets(targets), cells.of_outputs(outputs), strict=True)
             for index, target, output in rows:
                 yield [*owner, index, *(place_of(index) or ()), *target, *output]
 
 
 def _data(path: Path) -> FederatedDataModule:
     """Returns the data of a run, if they have not changed since."""
-    try:
-        data = instantiate_data(path / "config.yaml")
-        data.prepare_data()
-        data.setup()
-    except (ValueError, OSError) as error:
-        raise _unreadable(path, error) from error
+    data = _built_data(path, is_set_up=True)
     _check_data(path, data)
     return data
 
 
-def _dataset(path: Path) -> FederatedDataset:
-    """Returns the data set of a run, if its classes and columns have not changed since."""
+def _built_data(path: Path, is_set_up: bool = False) -> FederatedDataModule:
     try:
-        dataset = instantiate_data(path / "config.yaml").dataset
+        data = instantiate_data(path / "config.yaml")
+        if is_set_up:
+            data.prepare_data()
+            data.setup()
     except (ValueError, OSError) as error:
-        raise _unreadable(path, error) from error
-    run = read_json(path / "partition.json")
-    for name, now in {"classes": dataset.classes, "columns": dataset.columns}.items():
-        if run.get(name) != (now and list(now)):
-            raise ValueError(
-                f"predict: the {name} of the data have changed since the run in {path}: they are "
-                f"{abbreviated(now or ['none'], 20)}, and were {abbreviated(run.get(name) or ['none'], 20)}. Restore "
-                "its data."
-            )
-    return dataset
-
-
-def _unreadable(path: Path, error: Exception) -> ValueError:
-    return ValueError(
-        f"predict: the data of {path} cannot be read: {str(error).rstrip('.')}. If its configuration has relative "
-        "paths, start this command in the folder in which lcfl fit was started."
-    )
+        raise ValueError(
+            f"predict: the data of {path} cannot be read: {str(error).rstrip('.')}. If its configuration has relative "
+            "paths, start this command in the folder in which lcfl fit was started."
+        ) from error
+    return data
 
 
 def _chosen(run: Run, data: FederatedDataModule, client: int) -> int:

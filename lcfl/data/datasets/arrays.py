@@ -73,8 +73,8 @@ class Arrays(Reader):
         wanted, dtype = self._inputs_in(first, first.paths[0])
         counts = []
         for path in part.paths:
-            shape, kind = self._inputs_in(part, path)
-            _check_like(part, path, "inputs", (shape[1:], kind), (wanted[1:], dtype), first.paths[0])
+            shape, own = self._inputs_in(part, path)
+            _check_like(part, path, "inputs", (shape[1:], own), (wanted[1:], dtype), first.paths[0])
             counts.append(shape[0])
         return self._inputs([part], (sum(counts), *wanted[1:]), dtype), counts
 
@@ -119,9 +119,8 @@ class Arrays(Reader):
                 return read(path, name)
         except Exception as error:  # zipfile and numpy raise many kinds for damaged files
             refuse_unreadable(part, path, error)
-        # New samples, which belong to no client, must have the arrays of the run.
-        where = f"name the array in data.dataset.init_args.reader.init_args.{option}" if part.client else "rename it"
-        refuse(part.client, path, f"it has no array {name!r}, but {abbreviated(found)}; {where}")
+        advice = f"; name the array in data.dataset.init_args.reader.init_args.{option}"
+        refuse(part.client, path, f"it has no array {name!r}, but {abbreviated(found)}", advice)
 
     def _inputs(self, parts: Sequence[PartFiles], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Reads all inputs [S, ...] into one tensor."""

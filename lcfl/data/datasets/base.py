@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 
 import torch
-from torch import Tensor
 
 from lcfl.core.validation import CheckedFields
 from lcfl.data.augmentation import Augmentation
@@ -59,21 +58,21 @@ class FederatedDataset(CheckedFields, ABC):
         """Returns the file of a sample and its row there, from 1; None if the data set does not know."""
         return None
 
-    def new_inputs(self, path: str) -> tuple[Tensor, list[tuple[str, int]]]:
-        """Reads samples that are not part of the data set, and whose targets need not be known.
+    def new_samples(self, path: str) -> tuple[Samples, list[tuple[str, int]]]:
+        """Reads samples that are not part of the data set, for ``lcfl predict --data``.
 
         Args:
             path: a file of such samples, or a folder of files.
 
         Returns:
-            The inputs [n, ...] as a network gets them, and for each its file and its row there, from 1.
+            The samples, whose targets mean nothing, and for each its file and its row there, from 1.
 
         Raises:
             ValueError: if samples of this data set do not come from files, or if a file is unusable.
         """
         raise ValueError(
-            f"{type(self).__name__} reads no new samples from files. Write a model with lcfl export --format "
-            "torch_export, and give it the inputs in Python."
+            f"{type(self).__name__} has no method new_samples, which reads samples that are not part of it. Write a "
+            "model with lcfl export --format torch_export, and give it the inputs in Python."
         )
 
     def prepare(self) -> None:

@@ -119,9 +119,12 @@ def files_at(path: str, suffixes: tuple[str, ...]) -> PartFiles:
     return PartFiles("", TRAIN, folder, (name,))
 
 
-def refuse(client: str, path: str, problem: str) -> NoReturn:
-    """Raises a ValueError that names the client, if there is one, and the file or folder."""
-    raise ValueError(f"{_owner(client)}: {path}: {problem}")
+def refuse(client: str, path: str, problem: str, advice: str = "") -> NoReturn:
+    """Raises a ValueError that names the client, if there is one, and the file or folder.
+
+    The `advice` is how else to configure the data set. New samples, which belong to no client, must suit it as it is.
+    """
+    raise ValueError(f"{_owner(client)}: {path}: {problem}{advice if client else ''}")
 
 
 def _owner(client: str) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from lcfl.core.validation import abbreviated, check_instance
 from lcfl.data.augmentation import Augmentation
@@ -13,7 +13,6 @@ from lcfl.data.conversion import as_targets, target_dtype
 from lcfl.data.datasets.base import FederatedDataset
 from lcfl.data.datasets.client_files import PartFiles, clients_below, files_at, refuse
 from lcfl.data.datasets.readers import Contents, Reader
-from lcfl.data.normalisation import affine_of, normalised
 from lcfl.data.owners import TEST, Owners
 from lcfl.data.samples import Samples, TensorSamples
 
@@ -99,14 +98,26 @@ class Folders(FederatedDataset):
         number = int(np.searchsorted(ends, index, side="right"))
         return paths[number], index - int(ends[number] - self._in_files[number]) + 1
 
-    def new_inputs(self, path: str) -> tuple[Tensor, list[tuple[str, int]]]:
-        """Reads samples of any client, without targets, with the reader of the data set."""
-        part = files_at(path, self.reader.suffixes)
+    def new_samples(self, path: str) -> tuple[Samples, list[tuple[str, int]]]:
+        """Reads samples of any client, with or without targets, by the reader of the data set."""
+        own, part = type(self.reader).__name__, files_at(path, self.reader.suffixes)
         inputs, in_files = self.reader.new_inputs(part, self._parts[0])
+        if len(in_files) != len(part.files) or sum(in_files) != len(inputs):
+            raise ValueError(
+                f"{own}.new_inputs: got {len(inputs)} inputs, and the numbers {abbreviated(in_files)} for the "
+                f"{len(part.files)} files; return the number of samples of each file."
+            )
         places = [(name, row + 1) for name, size in zip(part.paths, in_files, strict=True) for row in range(size)]
         if not places:
             refuse("", path, "it has no samples")
-        return normalised(inputs, affine_of(inputs, self._mean, self._std)), places
+        _, targets = self.spec.blank(len(places))
+        samples = TensorSamples(inputs, targets, len(places), self.num_classes, self._mean, self._std)
+        first, _ = samples.batch(np.zeros(1, dtype=np.int64), torch.device("cpu"))
+        got, wanted = (tuple(first.shape[1:]), first.dtype), (tuple(self.shape), self.dtype)
+        if got != wanted:
+            words = [f"of the shape {shape} and {str(kind).removeprefix('torch.')}" for shape, kind in (got, wanted)]
+            raise ValueError(f"{own}.new_inputs: got inputs {words[0]}; those of the data set are {words[1]}.")
+        return samples, places
 
     @cached_property
     def _files(self) -> tuple[list[str], NDArray[np.int64]]:

@@ -147,7 +147,7 @@ def _read(part: PartFiles, path: str, mode: str, size: tuple[int, int] | None, f
     except Exception as error:  # Pillow raises whatever a damaged file makes it stumble over
         refuse_unreadable(part, path, error)
     if depth not in EIGHT_BITS:
-        refuse(part.client, path, f"it has more than 8 bits per channel (mode {depth}); convert it, or use Arrays")
+        refuse(part.client, path, f"it has more than 8 bits per channel (mode {depth}); convert it", ", or use Arrays")
     if pages > 1:
         refuse(part.client, path, f"it has {pages} pages, and an image has one; save each page as a file")
     if size is not None and has != size:
@@ -155,8 +155,9 @@ def _read(part: PartFiles, path: str, mode: str, size: tuple[int, int] | None, f
             refuse(
                 part.client,
                 path,
-                f"it has {has[1]} x {has[0]} pixels, but the first image, {first}, has {size[1]} x {size[0]}; resize "
-                "all images with data.dataset.init_args.reader.init_args.size=[height, width]",
+                f"it has {has[1]} x {has[0]} pixels, but the first image, {first}, has {size[1]} x {size[0]}; "
+                "resize it",
+                ", or all images with data.dataset.init_args.reader.init_args.size=[height, width]",
             )
         pixels = pixels.resize(size, Image.Resampling.BILINEAR)
     return np.asarray(pixels)

@@ -3,7 +3,7 @@
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -92,20 +92,14 @@ class Table(Reader):
                 self._check_names(part, path, there, [*features, *self._targets], known, first)
                 self._check_more(part, path, there, known, first)
                 columns = self._read(part, path, features)
-                for name, words in columns.rounded.items():
-                    rounded.setdefault(name, f"{name!r} ({path}, {words})")
+                rounded = columns.rounded_in(path) | rounded
                 numbers = columns.numbers[:, : len(features)]
                 if path == first:
                     self._check_memory(size, numbers.nbytes / max(1, os.path.getsize(path)))
                 counts[-1] += len(numbers)
                 inputs.append(np.ascontiguousarray(numbers))
                 targets.append(columns.numbers[:, len(features) :] if self.regression else columns.texts)
-        if rounded:
-            warnings.warn(
-                f"Table: numbers are float32, which rounds whole numbers in {abbreviated(rounded.values())}. Leave "
-                "numbers that mean nothing out (features), and make others smaller, such as days since a date.",
-                stacklevel=5,
-            )
+        _warn_of_rounded(rounded)
         all_targets: NDArray[Any]
         classes = None
         if self.regression:
@@ -123,9 +117,13 @@ class Table(Reader):
         known = self._names(first, like)
         features = self._chosen_features(first, known)
         rows = []
+        rounded: dict[str, str] = {}
         for path in part.paths:
             self._check_names(part, path, self._names(part, path), features, known, like)
-            rows.append(self._read(part, path, features, has_targets=False).numbers)
+            columns = self._read(part, path, features, has_targets=False)
+            rows.append(columns.numbers)
+            rounded = columns.rounded_in(path) | rounded
+        _warn_of_rounded(rounded)
         return torch.from_numpy(np.concatenate(rows)), [len(each) for each in rows]
 
     def _names(self, part: PartFiles, path: str) -> list[str]:
@@ -158,19 +156,19 @@ class Table(Reader):
     ) -> None:
         """Refuses a file in which a column that is needed is missing, or is there twice."""
         if missing := [name for name in needed if name not in names]:
-            other = f", but {abbreviated(names, 20)}"
+            more = f" and {len(missing) - 5} others" * (len(missing) > 5)
+            problem = f"it has no column {' and '.join(map(repr, missing[:5]))}{more}, but {abbreviated(names, 20)}"
             if path != first:
-                other += f"; the first file, {first}, has {abbreviated(known, 20)}"
+                problem += f"; the first file, {first}, has {abbreviated(known, 20)}"
             if len(names) == 1:
-                other += ". If another sign than a comma stands between cells, set delimiter"
-            else:
-                close = get_close_matches(missing[0], names, n=1)
-                meant = f"Did you mean {close[0]!r}? " if close else ""
-                option = "target" if missing[0] in self._targets else "features"
-                # New samples, which belong to no client, must have the columns of the run.
-                where = f", or data.dataset.init_args.reader.init_args.{option}" if part.client else ""
-                other += f". {meant}Change the file{where}"
-            refuse(part.client, path, f"it has no column {' and '.join(map(repr, missing[:5]))}{other}")
+                problem += f". {self.delimiter!r} must stand between cells"
+                refuse(part.client, path, problem, ". If another sign does, set delimiter")
+            others = names if path == first else [name for name in names if name not in needed]
+            close = get_close_matches(missing[0], others, n=1)
+            meant = f"Did you mean {close[0]!r}? " if close else ""
+            option = "target" if missing[0] in self._targets else "features"
+            advice = f", or data.dataset.init_args.reader.init_args.{option}"
+            refuse(part.client, path, f"{problem}. {meant}Change the file", advice)
         if twice := [name for name in needed if names.count(name) > 1]:
             refuse(part.client, path, f"it has several columns {twice[0]!r}; give each its own name")
 
@@ -194,7 +192,7 @@ class Table(Reader):
         try:
             columns = read_columns(path, numbers, texts, self.delimiter)
         except Unusable as error:
-            refuse(part.client, path, str(error))
+            refuse(part.client, path, str(error), error.advice)
         except Exception as error:
             refuse_unreadable(part, path, error)
         refuse_non_finite(part, path, columns.numbers, lambda row, column: f"row {row + 1}: column {numbers[column]!r}")
@@ -224,6 +222,16 @@ class Table(Reader):
     def _check_memory(self, size: int, ratio: float) -> None:
         """Checks that the features fit into memory, judged by the first file. Halved, because files differ."""
         check_memory("Folders: the tables need", int(size * ratio / 2), "Name fewer features, or use smaller files.")
+
+
+def _warn_of_rounded(rounded: Mapping[str, str]) -> None:
+    """Warns of whole numbers that float32 cannot hold, by the name of their column."""
+    if rounded:
+        warnings.warn(
+            f"Table: numbers are float32, which rounds whole numbers in {abbreviated(rounded.values())}. Leave "
+            "numbers that mean nothing out (features), and make others smaller, such as days since a date.",
+            stacklevel=6,
+        )
 
 
 def _joined(inputs: list[NDArray[np.float32]], number: int) -> Tensor:

@@ -18,7 +18,16 @@ BLOCK = 250_000  # cells that are held as text at a time, about 25 MB
 
 
 class Unusable(ValueError):
-    """Says what is wrong with a file."""
+    """Says what is wrong with a file.
+
+    Args:
+        problem: what is wrong.
+        advice: how else to configure the data set, see `lcfl.data.datasets.client_files.refuse`.
+    """
+
+    def __init__(self, problem: str, advice: str = "") -> None:
+        super().__init__(problem)
+        self.advice = advice
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +43,10 @@ class Columns:
     numbers: NDArray[np.float32]
     texts: list[str]
     rounded: dict[str, str]
+
+    def rounded_in(self, path: str) -> dict[str, str]:
+        """Returns `rounded` with the names of column and file in words."""
+        return {name: f"{name!r} ({path}, {words})" for name, words in self.rounded.items()}
 
 
 def names_in(path: str, delimiter: str) -> list[str]:
@@ -178,12 +191,12 @@ def _check_cell(cell: str, where: str) -> None:
     except ValueError:
         if cell.strip().lower() in MISSING:
             raise Unusable(f"{where} is {repr(cell) if cell.strip() else 'empty'}; fill it, or drop the row") from None
-        raise Unusable(f"{where} is {cell[:40]!r}, which is no number; {ADVICE}") from None
+        raise Unusable(f"{where} is {cell[:40]!r}, which is no number", ADVICE) from None
 
 
 MISSING = ("", "na", "n/a", "null", "none", "?", "-")  # how people write that a value is not known
 ADVICE = (
-    "write a category as columns of 0 and 1, one for each of its values, or name other columns in "
+    "; write a category as columns of 0 and 1, one for each of its values, or name other columns in "
     "data.dataset.init_args.reader.init_args.features; a target that is a class needs regression=false"
 )
 
@@ -202,7 +215,7 @@ def _read_parquet(path: str, numbers: Sequence[str], texts: Sequence[str]) -> Co
             if table.column(name).null_count:
                 row = table.column(name).is_null().to_pylist().index(True)
                 raise Unusable(f"row {row + 1}: column {name!r} is empty; fill it, or drop the row")
-            raise Unusable(f"column {name!r} holds {table.column(name).type}, which is no number; {ADVICE}")
+            raise Unusable(f"column {name!r} holds {table.column(name).type}, which is no number", ADVICE)
         if column.dtype == np.float16:  # in which 2^24 is infinite
             column = column.astype(np.float32)
 

@@ -4,6 +4,7 @@ import csv
 import importlib
 import logging
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -13,10 +14,11 @@ import pytest
 import torch
 
 import lcfl
-from lcfl.cli import flower_node
+from lcfl.cli import fleet_config, flower_node
 from lcfl.cli.commands import fleet
 from lcfl.cli.federated_cli import instantiate
 from lcfl.cli.fleet_config import node_of, options_of
+from lcfl.fleet.data import described_spec
 from lcfl.fleet.messages import Message, decode, encode
 from lcfl.fleet.node import identity_of
 from lcfl.fleet.states import NodeStates, Owner
@@ -160,12 +162,14 @@ def kept(check, here):
     """Two runs of an app whose models a node keeps: yields its networks, the newer one last, and the newer file."""
     check(["alder"], "partition: ByOwner")
     module, method = instantiate(here / "app/config.yaml")
+    data = fleet_config.data_of(here / "app/config.yaml", here / "hospital.yaml")
+    data.prepare_data()
+    data.setup()
+    spec, owner = described_spec(data.dataset, data.samples), Owner(identity_of(module, method, 0), 0)
     networks = [MLP(3, [4], 2) for _ in range(2)]
     for number, network in enumerate(networks):
         states = NodeStates(here / f"state/run{number}/client-1", None)
-        states.keep_model(
-            "personal", network.state_dict() | {"_extra_state": {1}}, Owner(identity_of(module, method, 0), 0)
-        )
+        states.keep_model("personal", network.state_dict() | {"_extra_state": {1}}, owner, spec)
         os.utime(states.folder / "personal.pt", (number, number))
     return networks, states.folder / "personal.pt"
 
@@ -201,6 +205,28 @@ def test_a_node_predicts_new_samples(kept, here):
     assert len(rows) == 2
     with pytest.raises(FileExistsError, match=r"predictions\.csv"):
         fleet.main([*words, "--out=predictions.csv"])
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "changed"),
+    [
+        ("classes: [benign, malignant]", "classes: [malignant, benign]", "classes: [malignant, benign], and [benign, "),
+        (
+            "{target: diagnosis}",
+            "{target: diagnosis, features: [x2, x1, x0]}",
+            "columns: [x2, x1, x0], and [x0, x1, x2]",
+        ),
+        ("{target: diagnosis}", "{target: diagnosis, features: [x2, x1]}", "shape: [2], and [3] in the run; columns: "),
+    ],
+)
+def test_a_node_whose_data_section_has_changed_predicts_nothing(kept, here, before, now, changed):
+    """The scores would be those of other classes, or the features in another order."""
+    section = here / "hospital.yaml"
+    section.write_text(section.read_text().replace(before, now))
+    (here / "new.csv").write_text("x2,x0,x1\n3,1,2\n")
+    words = ["predict", "hospital.yaml", "--app=app", "--state=state", "--model=personal", "--data=new.csv"]
+    with pytest.raises(ValueError, match=re.escape(f"trained with other data than now ({changed}")):
+        fleet.main(words)
 
 
 @pytest.mark.parametrize("content", ["", "hello", "half", "other", Path("a"), [1], {"layers.0.bias": torch.zeros(4)}])

@@ -5,13 +5,14 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
 from lcfl.cli.commands import predict
-from tests.helpers.clients_on_disk import write_table, write_wards
-from tests.helpers.commandline import LCFED, SMALL, SYNTHETIC, shared
+from tests.helpers.clients_on_disk import write_arrays, write_table, write_wards
+from tests.helpers.commandline import FEDAVG, LCFED, SMALL, SYNTHETIC, shared
 
 NETWORK = "--model.network={class_path: lcfl.models.MLP, init_args: {in_features: 2, hidden: [4], num_classes: 2}}"
 
@@ -88,6 +89,82 @@ def test_numbers_are_written_without_a_prediction(here, new):
     assert float(rows[0]["output"]) == pytest.approx(expected, rel=1e-5)
 
 
+IMAGES = """
+data:
+  dataset: {class_path: Folders, init_args: {root: arrays, reader: Arrays}}
+  partition: ByOwner
+trainer: {clients_per_round: 1.0}
+model: {network: %s}
+"""
+NORMALISED = "{class_path: lcfl.models.MLP, init_args: {in_features: 4, hidden: [4], num_classes: 2, batch_norm: true}}"
+
+
+def write_clients(dtype=np.uint8, most=256):
+    draws = np.random.default_rng(0)
+    for name in "abcd":
+        values = draws.integers(0, most, (20, 1, 2, 2)).astype(dtype)
+        write_arrays(f"arrays/{name}.npz", x=values, y=np.arange(20) % 2)
+
+
+def test_bytes_that_were_scaled_and_no_longer_are_are_refused(here):
+    write_clients()
+    run = shared(here, *FEDAVG, "-c", IMAGES % NORMALISED, *SMALL)
+    new = "--data=arrays/a.npz"
+    assert len(predicted(run, "--model=global", new)) == 20
+    write_clients(np.float32)
+    with pytest.raises(ValueError, match=r"other data than now \(normalisation: None, and \{'mean': \[0\.0\], 'std'"):
+        predicted(run, "--model=global", new)
+
+
+def test_buffers_of_clients_need_a_client(here):
+    write_clients()
+    run = shared(here, *FEDAVG, "-c", IMAGES % NORMALISED, *SMALL, "--model.buffer_policy=local")
+    with pytest.raises(ValueError, match=r"clients keep their own buffers .*; name the client whose buffers to use"):
+        predicted(run, "--model=global", "--data=arrays/a.npz")
+    rows = predicted(run, "--model=global", "--client=b", "--data=arrays/a.npz", "--scores")
+    inputs = torch.from_numpy(np.load("arrays/a.npz")["x"]) / 255
+    with torch.no_grad():
+        scores = run.model("global", client="b")(inputs).softmax(dim=1)
+    assert [float(row["score_1"]) for row in rows] == pytest.approx(scores[:, 1].tolist(), abs=1e-5)
+
+
+TOKENS = "{class_path: test_new_samples_net.Tokens}"
+NET = """
+from torch import nn
+
+class Tokens(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Embedding(9, 3), nn.Flatten(), nn.Linear(12, 2))
+"""
+
+
+def test_samples_that_the_network_refuses_are_named(here, monkeypatch):
+    (here / "test_new_samples_net.py").write_text(NET)
+    monkeypatch.syspath_prepend(here)
+    write_clients(np.int64, 9)
+    run = shared(here, *FEDAVG, "-c", IMAGES % TOKENS, *SMALL, "--model.cut=3")
+    write_arrays("new.npz", x=np.full((3, 1, 2, 2), 12))
+    with pytest.raises(
+        ValueError, match=r"cannot compute with the samples from new\.npz row 1 to new\.npz row 3 \(Index"
+    ):
+        predicted(run, "--model=global", "--data=new.npz")
+
+
+def test_client_transforms_do_not_change_new_samples(here):
+    write_clients()
+    rotated = "--data.client_transforms={class_path: Rotation}"
+    run = shared(here, *FEDAVG, "-c", IMAGES % NORMALISED, *SMALL, rotated)
+    with pytest.warns(UserWarning, match=r"predict: data\.client_transforms \(Rotation\) do not change new samples"):
+        predicted(run, "--model=global", "--data=arrays/a.npz")
+
+
+def test_predictions_do_not_become_samples(run, here, new):
+    (here / "new").mkdir()
+    shutil.move(new, "new")
+    with pytest.raises(ValueError, match=r"--out: got new/out\.csv, in the folder of --data"):
+        predict.main([str(run.path), "--model=global", "--data=new", "--out=new/out.csv"])
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -111,19 +188,20 @@ def test_a_cluster_without_new_samples_is_refused(run, here):
 
 def test_a_data_set_without_files_is_refused(here, new):
     run = shared(here, *SYNTHETIC, *LCFED, *SMALL)
-    with pytest.raises(ValueError, match="Synthetic reads no new samples from files"):
+    with pytest.raises(ValueError, match="Synthetic has no method new_samples"):
         predicted(run, "--model=global", f"--data={new}")
 
 
 @pytest.mark.parametrize(("outcome", "dose", "what"), [("dead", "dose", "classes"), ("ill", "mass", "columns")])
-def test_names_that_have_changed_since_the_run_are_refused(run, here, new, outcome, dose, what):
+def test_names_that_have_changed_since_the_run_are_refused(run, here, outcome, dose, what):
     """The numbers of classes and the order of columns would be others."""
+    write_table("new.csv", ("age", dose), [1, 2])
     copy = shutil.copytree(run.path, here / "copy")
     write_wards("wards", {"alder": 12}, columns=("age", dose, "outcome"), outcomes=(outcome, "well"))
     config = yaml.safe_load((copy / "config.yaml").read_text())
     config["data"]["dataset"]["init_args"]["root"] = "wards"
     (copy / "config.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(ValueError, match=f"predict: the {what} of the data have changed since the run in {copy}: they"):
-        predict.main([str(copy), "--model=global", f"--data={new}"])
+    with pytest.raises(ValueError, match=rf"predict: the model was trained with other data than now \({what}: \["):
+        predict.main([str(copy), "--model=global", "--data=new.csv"])
     was = json.loads((copy / "partition.json").read_text())[what]
     assert was == {"classes": ["ill", "well"], "columns": ["age", "dose"]}[what]
