@@ -5,17 +5,21 @@ from pathlib import Path
 __all__ = ["last_error", "warnings_in"]
 
 
+MOST_LINES = 10  # of an error
+
+
 def last_error(log: Path, begin: int) -> str:
-    """Returns the last error of ``lcfl`` from byte `begin` on, as a separate line; empty if there is none."""
-    errors = _lines(log, begin, "lcfl: error: ")
-    return f"\n  {errors[-1]}" if errors else ""
+    """Returns the last error of ``lcfl`` from byte `begin` on, as separate lines; empty if there is none."""
+    _, start, error = ("\n" + _output(log, begin)).rpartition("\nlcfl: error: ")
+    lines = f"{start[1:]}{error}".splitlines()[:MOST_LINES] if start else []
+    return "".join(f"\n  {line}" for line in lines)
 
 
 def warnings_in(log: Path, begin: int) -> list[str]:
     """Returns the warnings of ``lcfl`` from byte `begin` on, each once, without the words before them."""
-    return [line.removeprefix("lcfl: ") for line in dict.fromkeys(_lines(log, begin, "lcfl: warning: "))]
+    said = [line for line in _output(log, begin).splitlines() if line.startswith("lcfl: warning: ")]
+    return [line.removeprefix("lcfl: ") for line in dict.fromkeys(said)]
 
 
-def _lines(log: Path, begin: int, start: str) -> list[str]:
-    output = log.read_bytes()[begin:].decode(errors="replace")
-    return [line for line in output.splitlines() if line.startswith(start)]
+def _output(log: Path, begin: int) -> str:
+    return log.read_bytes()[begin:].decode(errors="replace")
