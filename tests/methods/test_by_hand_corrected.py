@@ -207,7 +207,7 @@ def decaying(parameters):
     ("options", "words"),
     [
         ({"trainable": ["embedding"]}, "registers last, decision, is not a linear layer with a trained bias"),
-        ({"loss": nn.MSELoss()}, "counts the samples of each class, but MSELoss has no classes"),
+        ({"loss": nn.MSELoss()}, "got model.loss MSELoss; it must be CrossEntropyLoss or NLLLoss"),
         ({"optimizer": decaying}, "weight_decay=0.001 for the bias of the output layer"),
     ],
 )

@@ -53,7 +53,8 @@ class CalibratedTraining(LocalTraining):
         name = "method.local_update: CalibratedTraining"
         if not isinstance(module.loss, CLASS_LOSSES):
             raise ValueError(
-                f"{name} counts the samples of each class, but {type(module.loss).__name__} has no classes."
+                f"{name} counts the samples of each class: got model.loss {type(module.loss).__name__}; it must be "
+                f"{' or '.join(each.__name__ for each in CLASS_LOSSES)}."
             )
         if _output_bias(module) is None:
             raise ValueError(
