@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torchvision.ops import StochasticDepth, stochastic_depth  # type: ignore[import-untyped,unused-ignore]
 
+from lcfl.engines.convolution_rules import Padded
 from lcfl.engines.forward_graph import BATCH, Unsupported
 from lcfl.engines.layer_rules import Scale, add_layer
 from lcfl.engines.operations import Builder, Place
@@ -56,6 +57,26 @@ def _linear(to: Builder, input: Place, weight: nn.Parameter, bias: nn.Parameter 
     return _with_parameters(to, nn.Linear(inputs, outputs, device="meta"), input, weight, bias)
 
 
+def _convolution(kind: Any) -> Rule:
+    """Returns the rule of the functional form of a convolution, which layers with a `forward` of their own call."""
+
+    def rule(
+        to: Builder,
+        input: Place | Padded,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Any:
+        outputs, inputs, *kernel = weight.shape
+        layer = kind(inputs * groups, outputs, tuple(kernel), stride, padding, dilation, groups, device="meta")
+        return _with_parameters(to, layer, input, weight, bias)
+
+    return rule
+
+
 def _layer_norm(
     to: Builder,
     input: Place,
@@ -67,7 +88,9 @@ def _layer_norm(
     return _with_parameters(to, nn.LayerNorm(normalized_shape, eps, device="meta"), input, weight, bias)
 
 
-def _with_parameters(to: Builder, layer: Any, at: Place, weight: nn.Parameter | None, bias: nn.Parameter | None) -> Any:
+def _with_parameters(
+    to: Builder, layer: Any, at: Place | Padded, weight: nn.Parameter | None, bias: nn.Parameter | None
+) -> Any:
     """Adds a layer with the parameters that its functional form gets."""
     layer.weight, layer.bias = weight, bias
     return add_layer(to, layer, at)
@@ -139,8 +162,11 @@ def _get_item(to: Builder, of: Place | _Pieces, index: Any) -> Place | None:
     begin, end, step = chosen.indices(size) if isinstance(chosen, slice) else (range(size)[chosen], None, 1)
     if dim == 0 or step != 1 or len(index) > of.rank + 1:
         return None
-    of = to.with_channels(of, dim)
-    return to.channels(of, begin, end) if end is not None else _squeeze(to, to.channels(of, begin, begin + 1), dim)
+    is_in_order = of in to.in_order or (of.rank == 2 and not of.is_turned and to.keeps_dims)
+    part = to.channels(to.with_channels(of, dim), begin, begin + 1 if end is None else end)
+    if is_in_order:  # so is a part of it
+        to.in_order.add(part)
+    return part if end is not None else _squeeze(to, part, dim)
 
 
 def _flatten(to: Builder, input: Place, start_dim: int = 0, end_dim: int = -1) -> Any:
@@ -205,9 +231,9 @@ def _pad(to: Builder, input: Place, pad: Sequence[int], mode: str = "constant", 
     """Returns a value with zeros around it."""
     kind: Any = nn.ConstantPad1d if input.rank == 2 else nn.ConstantPad2d
     num_sides = 2 * (input.rank - 1)
-    if mode != "constant" or len(pad) > num_sides:
+    if mode != "constant" or value or min(pad) < 0 or len(pad) > num_sides:
         return None
-    return add_layer(to, kind((*pad, 0, 0)[:num_sides], value or 0), input)
+    return add_layer(to, kind((*pad, 0, 0)[:num_sides], 0), input)
 
 
 def _mean(to: Builder, input: Place, dim: Any = None, keepdim: bool = False) -> Place | None:
@@ -266,6 +292,8 @@ RULES: dict[Any, Rule] = {  # of functions, and of methods by name
     F.linear: _linear,
     F.layer_norm: _layer_norm,
     F.pad: _pad,
+    F.conv1d: _convolution(nn.Conv1d),
+    F.conv2d: _convolution(nn.Conv2d),
     torch.mean: _mean,
     "mean": _mean,
 }

@@ -15,9 +15,9 @@ from lcfl.engines.windows import fields_of, positions, sides_of, window_of
 
 __all__ = ["Scale", "add_layer"]
 
-Rule = Callable[
-    ..., Any
-]  # of a builder, layer, place and value; it returns None for settings that the kernels do not have
+# Takes a builder, a layer, and place and value of what it reads. Returns what stands for the result, or None for
+# settings that the kernels do not have.
+Rule = Callable[..., Any]
 
 
 class Scale(nn.Module):
@@ -267,7 +267,7 @@ def add_layer(to: Builder, layer: nn.Module, read: Place | Padded) -> Any:
     kind = type(layer)
     at, zeros = (read.at, (read.zeros,)) if isinstance(read, Padded) else (read, ())
     if zeros and kind not in (nn.Conv1d, nn.Conv2d):
-        raise Unsupported(f"it pads what its {kind.__name__} reads")
+        raise Unsupported(f"it pads what its {kind.__name__} reads, which is no convolution")
     if kind not in OF_NUMBERS:
         at = to.turned(at) if kind in OF_LAST_DIM else to.plain(at)
     value = to.values[at.number]

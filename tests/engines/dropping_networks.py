@@ -33,6 +33,20 @@ class DroppingSignal(SplitNetwork):
         super().__init__(embedding, nn.Linear(40, 4))
 
 
+class DroppingCausal(nn.Module):
+    """Dropout of a part of a signal, as after convolutions with zeros on both sides whose last results are cut off."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Conv1d(3, 7, 3, padding=2), nn.Conv1d(7, 6, 3, padding=4, dilation=2)
+        self.drop, self.channels, self.decision = nn.Dropout(0.3), nn.Dropout1d(0.2), nn.Linear(5 * 10, 4)
+
+    def forward(self, x):
+        x = self.drop(F.relu(self.one(x)[:, :, :-2].contiguous()))
+        x = self.channels(self.drop(self.two(x)[:, :, :-4]))
+        return self.decision(self.drop(x[:, 1:]).flatten(1) * 2)
+
+
 class DroppingImage(SplitNetwork):
     """Dropout of an image, and of whole channels. With four channels or more, torch has them innermost."""
 

@@ -12,6 +12,7 @@ from tests.engines.dropping_networks import (
     Dropping,
     DroppingAnyOrder,
     DroppingByFunctions,
+    DroppingCausal,
     DroppingImage,
     DroppingJoined,
     DroppingMoved,
@@ -31,6 +32,7 @@ from tests.engines.test_compiled import TOLERANCE, batches_of, engines
     [
         (Dropping, SHAPE),
         (DroppingSignal, (3, 9)),
+        (DroppingCausal, (3, 10)),
         (partial(DroppingImage, 2), SHAPE),
         (partial(DroppingImage, 8), SHAPE),
         (DroppingByFunctions, SHAPE),

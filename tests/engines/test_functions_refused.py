@@ -57,9 +57,15 @@ def overwrite_turned(x):
         (lambda x: x.split([1, 1], 1)[0], "calls split"),
         (lambda x: nn.functional.pad(x, (1, 1)) + 1, "calls add"),
         (lambda x: torch.cat([x, nn.functional.pad(x, (0, 0))], 1), "calls cat"),
-        (lambda x: nn.functional.relu(nn.functional.pad(x, (0, 0))), "pads what its ReLU reads"),
+        (
+            lambda x: nn.functional.relu(nn.functional.pad(x, (0, 0))),
+            "pads what its ReLU reads, which is no convolution",
+        ),
         (lambda x: nn.functional.pad(x, (1, 1), mode="circular"), "calls pad"),
         (lambda x: nn.functional.pad(x, (0, 0, 0, 0, 1, 1)), "calls pad"),
+        (lambda x: nn.functional.pad(x, (1, 1), value=0.5), "calls pad"),
+        (lambda x: nn.functional.pad(x, (0, -1)), "calls pad"),
+        (lambda x: nn.functional.conv2d(x, x), "calls conv2d"),
         (lambda x: nn.functional.pad(x, (0, 0)).view(x.size(0), -1), "calls view"),
         (lambda x: x.chunk(3, 2)[0], "calls chunk"),
         (lambda x: x[:, ::2], "calls getitem"),
@@ -136,7 +142,8 @@ class Reading(Plainly):
         (lambda x, factor: nn.functional.linear(x.flatten(1), factor.t()), (297, 4), "calls t"),
         (lambda x, factor: nn.functional.linear(x, factor), (9, 11), "with unusual settings"),
         (lambda x, factor: torch.relu(factor), (3,), "calls relu"),
-        (lambda x, factor: nn.functional.conv2d(x, factor), (3, 3, 1, 1), "calls conv2d"),
+        (lambda x, factor: nn.functional.conv2d(x, factor + 1), (3, 3, 1, 1), "calls add"),
+        (lambda x, factor: nn.functional.conv_transpose2d(x, factor), (3, 3, 1, 1), "calls conv_transpose2d"),
     ],
 )
 def test_refuses_parameters_that_belong_to_no_layer(function, shape, why):

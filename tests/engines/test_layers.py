@@ -75,6 +75,7 @@ def test_gradient_of_a_convolution_of_a_small_image(sides, kernel, stride, paddi
         (4, 1, 7, (1, 2)),
         (3, 5, 15, (0, 0)),
         (1, 7, 10, (0, 0)),  # the only tap is not apart from another
+        (7, 2, 120, (12, 0)),  # several vectors in a row
     ],
 )
 def test_gradient_of_a_dilated_convolution(kernel, dilation, length, zeros, groups, size):
@@ -87,20 +88,19 @@ def test_gradient_of_a_dilated_convolution(kernel, dilation, length, zeros, grou
 
 
 @pytest.mark.parametrize(
-    "window",
+    ("window", "why"),
     [
-        nn.Conv1d(3, 6, 3, dilation=3, padding=3),  # of 8 steps
-        nn.Conv1d(3, 6, 3, dilation=2, padding=1),
-        nn.Conv1d(3, 6, 3, dilation=2, stride=2),
+        (nn.Conv1d(3, 6, 3, dilation=3, padding=3), "dilation 3 reads 8 steps with 3 zeros before and 3 after them"),
+        (nn.Conv1d(3, 6, 3, dilation=2, padding=1), "dilation 2 reads 8 steps with 1 zeros before and 1 after them"),
+        (nn.Conv1d(3, 6, 3, dilation=2, stride=2), r"Conv1d embedding\.0 with unusual settings: Conv1d\(3, 6"),
     ],
-    ids=str,
 )
-def test_dilated_convolutions_that_the_kernels_do_not_know(window):
+def test_dilated_convolutions_that_the_kernels_do_not_know(window, why):
     def network():
         embedding = nn.Sequential(window, nn.Flatten())
         return SplitNetwork(embedding, nn.Linear(embedding(torch.zeros(1, 3, 8)).numel(), 4))
 
-    with pytest.raises(Unsupported, match=r"it has Conv1d embedding\.0 with unusual settings: Conv1d\(3, 6"):
+    with pytest.raises(Unsupported, match=why):
         trace(network(), (3, 8))
 
 

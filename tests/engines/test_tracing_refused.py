@@ -278,11 +278,11 @@ class PatchedEnd(Plainly):
         (layers(nn.ZeroPad2d(1), nn.MaxPool2d(3, 1)), "pads what its MaxPool2d reads"),
         (
             layers(nn.ZeroPad2d((3, 0, 0, 0)), nn.Conv2d(3, 3, 3), features=3 * 9 * 10),
-            "Conv2d embedding.1 with unusual",
+            "has windows that meet only zeros",
         ),
         (
             layers(nn.ZeroPad2d((0, 3, 0, 0)), nn.Conv2d(3, 3, 3), features=3 * 9 * 10),
-            "Conv2d embedding.1 with unusual",
+            "has windows that meet only zeros",
         ),
         (layers(nn.LeakyReLU(-0.1)), "LeakyReLU embedding.0 with unusual settings"),
         (layers(nn.Conv1d(3, 3, 1)), "the layer Conv1d embedding.0"),

@@ -31,7 +31,10 @@ class Convolution {
           out_(in_one_row(op, out)),
           bfloat16_(bfloat16),
           phases_(phases_of(op, in_, out_)) {
-        for (Phase& each : phases_) choose_way(each.at);
+        for (Phase& each : phases_) {
+            each.at.is_run = op.dilation > 1;
+            choose_way(each.at);
+        }
     }
 
     bool is_in_bfloat16() const { return phases_[0].at.way == Way::BFLOAT16; }
@@ -106,12 +109,13 @@ class Convolution {
                                         size, op_.weight, receiver);
         const int last = batch.chunks - 1;  // the one chunk that can be packed
         Window slopes = in_chunk(first, batch, last);
-        slopes.height = out_.height, slopes.rows = {0, out_.height}, slopes.columns = {0, out_.width};
+        const int height = slopes.rows_of_output(), width = slopes.row_pixels();
+        slopes.height = height, slopes.rows = {0, height}, slopes.columns = {0, width};
         Vec* packed = nullptr;
         if (slopes.is_packed) {
             packed = space.rows.of(out_.channels * slopes.plane() + 1);
-            frame(slope + last * size, out_, batch, last, slopes, {0, 1, out_.height}, {0, 1, out_.width},
-                  slopes.row_vectors() * LANES, reinterpret_cast<float*>(packed));
+            frame(slope + last * size, {out_.channels, height, width}, batch, last, slopes, {0, 1, height},
+                  {0, 1, width}, slopes.row_vectors() * LANES, reinterpret_cast<float*>(packed));
         }
         std::vector<PhaseParts> phases;
         for (size_t i = 0; i < phases_.size(); ++i) {
@@ -143,7 +147,7 @@ class Convolution {
 
     void choose_way(Window& at) const {
         if (bfloat16_ && Bfloat16::suits(at.channels, at.out_channels))
-            at.way = Way::BFLOAT16;
+            at.way = Way::BFLOAT16, at.is_run = false;
         else if (has_one_phase())
             Winograd::choose(at);
     }

@@ -43,16 +43,21 @@ struct Window {  // a correlation of frames [channels][height][width] with kerne
     int channels, height, width, kernel_h, kernel_w, out_channels, out_height, out_width;
     Span rows, columns;  // of a frame that are not zeros
     Way way = Way::DIRECT;
+    // The output is computed as one row, whose pixels all read the taps of a column below one another. Frame and output
+    // are equally wide, and the kernel is one column.
+    bool is_run = false;
     int pixel = 0;  // numbers from one pixel to the next: all lanes, or those that a packed chunk needs
     bool is_packed = false;
 
     int taps() const { return channels * kernel_h * kernel_w; }
-    int64_t size() const { return int64_t(channels) * height * width; }          // of a frame, in pixels
-    int row_vectors() const { return whole(out_width * pixel, LANES) / LANES; }  // of the output
-    int64_t plane() const { return int64_t(out_height) * row_vectors(); }
+    int64_t size() const { return int64_t(channels) * height * width; }  // of a frame, in pixels
+    int rows_of_output() const { return is_run ? 1 : out_height; }
+    int row_pixels() const { return is_run ? out_height * out_width : out_width; }
+    int row_vectors() const { return whole(row_pixels() * pixel, LANES) / LANES; }
+    int64_t plane() const { return int64_t(rows_of_output()) * row_vectors(); }
 
     // The output is computed in units of V vectors: pixels, or vectors of a packed row, where V is 1.
-    int units() const { return is_packed ? row_vectors() : out_width; }
+    int units() const { return is_packed ? row_vectors() : row_pixels(); }
 };
 
 // Returns the window with the pixels of a chunk. Only the last chunk of a batch can be packed. In bfloat16, pixels have
@@ -120,7 +125,7 @@ inline Phase turned(const Phase& phase) {
     const Line rows{at.rows.begin - at.kernel_h + 1, 1, at.out_height};
     const Line columns{at.columns.begin - at.kernel_w + 1, 1, at.out_width};
     return {{at.out_channels, height, width, at.kernel_h, at.kernel_w, at.channels, at.rows.size(), at.columns.size(),
-             rows.inside(height), columns.inside(width)},
+             rows.inside(height), columns.inside(width), Way::DIRECT, at.is_run},
             rows,
             columns,
             {}};
@@ -128,6 +133,7 @@ inline Phase turned(const Phase& phase) {
 
 // Returns these columns of taps for `count` vectors of a row of the output, from number `vector` on.
 inline Span columns_of(const Window& at, int vector, int count) {
+    if (at.is_run) return {0, 1};
     const int last = std::min(((vector + count) * LANES - 1) / at.pixel, at.out_width - 1);
     return inside(std::min(vector * LANES / at.pixel, last), last, at.kernel_w, at.columns);
 }
@@ -176,7 +182,7 @@ void correlate_row(const Window& at, int channel, int end, int first, int y, con
     const int units = at.units();
     const int valid = std::min(CB, at.out_channels - first);
     const float* weight = packed + int64_t(first) * at.taps();
-    const Span rows = inside(y, y, at.kernel_h, at.rows);
+    const Span rows = at.is_run ? Span{0, at.kernel_h} : inside(y, y, at.kernel_h, at.rows);
     for (int x = 0; x < units; x += XB) {
         const int left = std::min(x, units - XB);
         const Span columns = columns_of(at, left * V, XB * V);
@@ -211,16 +217,16 @@ void correlate_row(const Window& at, int channel, int end, int first, int y, con
 template <int CB, int XB, int V>
 void correlate(const Window& at, const float* in, const float* packed, const float* bias, Vec* out, Vec* spare) {
     const int row = whole(at.width * at.pixel, LANES) / LANES;  // vectors of the input
-    const int slab = std::clamp(NEAR / (at.kernel_h * row), 1, at.channels);
+    const int slab = std::clamp(NEAR / ((at.is_run ? at.height : at.kernel_h) * row), 1, at.channels);
     const int band = std::max(1, NEAR / (at.channels * row) - at.kernel_h + 1);
-    for (int top = 0; top < at.out_height; top += band)
+    for (int top = 0; top < at.rows_of_output(); top += band)
         for (int channel = 0; channel < at.channels; channel += slab)
             for (int first = 0; first < at.out_channels; first += CB) {
                 Vec begins[CB * XB * V];
                 const bool begin = bias && channel == 0;
                 if (begin)
                     for (int i = 0; i < CB * XB * V; ++i) begins[i] = fill(bias[first + i / (XB * V)]);
-                for (int y = top; y < std::min(top + band, at.out_height); ++y)
+                for (int y = top; y < std::min(top + band, at.rows_of_output()); ++y)
                     correlate_row<CB, XB, V>(at, channel, std::min(channel + slab, at.channels), first, y, in, packed,
                                              begin ? begins : nullptr, out, spare);
             }
@@ -325,7 +331,7 @@ template <int CB, int TB>
 void weigh_block(const Window& at, const float* const* in, const Vec* const* slope,
                  Vec (&__restrict sum)[CB][TB]) {  // without restrict, every product would be followed by a store
     const int row = at.row_vectors();
-    for (int y = 0; y < at.out_height; ++y) {
+    for (int y = 0; y < at.rows_of_output(); ++y) {
         const int64_t to = int64_t(y) * row, from = int64_t(y) * at.width * at.pixel;
         for (int i = 0; i < row; ++i)
             add_products(
@@ -440,12 +446,13 @@ inline void frame(const Vec* in, const Value& shape, const Batch& batch, int chu
 inline void unpack(const Vec* in, const Batch& batch, int chunk, const Window& at, const Line& rows,
                    const Line& columns, Vec* out) {
     const Vectors vectors(batch, chunk);
-    for (int c = 0; c < at.out_channels; ++c)
-        for (int y = 0; y < at.out_height; ++y, in += at.row_vectors()) {
+    const int row = at.is_run ? at.out_width * at.pixel : at.row_vectors() * LANES;
+    for (int c = 0; c < at.out_channels; ++c, in += at.plane())
+        for (int y = 0; y < at.out_height; ++y) {
             Vec* to = out + (int64_t(c) * rows.size + rows.of(y)) * columns.size * batch.V;
             for (int x = 0; x < at.out_width; ++x)
                 for (int v = 0; v < batch.V; ++v) {
-                    const float* from = reinterpret_cast<const float*>(in) + x * at.pixel + v * LANES;
+                    const float* from = reinterpret_cast<const float*>(in) + y * row + x * at.pixel + v * LANES;
                     const Vec value = v < vectors.count ? loaded(from) : Vec{};
                     to[columns.of(x) * batch.V + v] = vectors.idle[v] ? Vec{} : value;
                 }

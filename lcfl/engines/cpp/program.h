@@ -60,8 +60,8 @@ struct Op {
     int64_t mean, var, tracked;  // BATCH_NORM: offsets of its statistics in the buffers or the frozen vector
 };
 
-// Returns a signal with as many columns as its taps are apart. Its taps are then neighbours in a column, so a dilated
-// convolution is that of an image. The memory is the same.
+// Returns a signal with as many columns as its taps are apart, which divides its width. Its taps are then neighbours in
+// a column, so a dilated convolution is that of an image. The memory is the same.
 inline Value in_columns(const Op& op, const Value& signal) {
     return op.dilation > 1 ? Value{signal.channels, signal.width / op.dilation, op.dilation} : signal;
 }
