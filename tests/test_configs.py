@@ -38,6 +38,7 @@ from tests.helpers.commandline import (
     CONFIGS,
     DATA,
     ELSE,
+    KIND_OF_METHOD,
     KINDS,
     METHODS,
     NEEDS,
@@ -49,10 +50,8 @@ from tests.helpers.commandline import (
 )
 
 EVERY = sorted(CONFIGS.rglob("*.yaml"))
-# Data files with every data set, network and kind of partition. Others differ in one number or in the combination.
-TRIED = ("cifar10", "cifar10_dirichlet", "cifar100", "cifar100_fedclust_skew20", "digits", "emnist_ascfl")
-TRIED += ("fashion_mnist", "femnist", "medmnist_path", "mnist", "mnist_ifca", "shakespeare")
-TRIED += ("svhn_fedclust_dirichlet", "synthetic", "ucihar")
+# Data files of different kinds: images, images and texts with owners, rotations, sensors. All others are marked slow.
+TRIED = ("cifar10", "emnist_ascfl", "femnist", "medmnist_path", "mnist_ifca", "shakespeare", "synthetic", "ucihar")
 
 FIVE, BLENDED = LocalTraining(steps=5), BlendedClusterMean("participants", "participants", "uniform")
 BASELINES = {
@@ -185,7 +184,7 @@ def test_what_a_method_pulls_towards_has_a_weight_in_its_file(path):
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("method", METHODS, ids=name)
+@pytest.mark.parametrize("method", KIND_OF_METHOD)
 def test_the_quickstart_below_a_method_has_the_method_of_that_file(capsys, method):
     layered, expected = printed(capsys, "-c", QUICKSTART, "-c", method), yaml.safe_load(method.read_text())
     assert layered["method"] == expected["method"]

@@ -41,7 +41,7 @@ def parts():
     [
         ("python_api", "personal accuracy"),
         ("tabular", "global accuracy"),
-        ("text", "personal accuracy"),
+        pytest.param("text", "personal accuracy", marks=pytest.mark.slow),
         pytest.param("lora", "lora: personal accuracy", marks=pytest.mark.slow),
     ],
 )

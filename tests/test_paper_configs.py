@@ -166,10 +166,9 @@ def test_a_method_on_top_has_the_settings_of_the_paper(capsys, path, method, sta
         }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize(
-    "of", ["lcfed", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedac", "ascfl", "fedclust"))]
-)
+@pytest.mark.parametrize("of", ["lcfed", "fedac", "ascfl", "fedclust"])
 def test_every_other_method_on_top_has_the_local_work_of_the_paper(capsys, of):
     path = next(path for path in PAPERS if paper(path) == of)
     unit, number = STATED[paper(path)][-1]

@@ -97,6 +97,7 @@ def test_printed_numbers_by_hand(module):
     assert low[0] == pytest.approx(88.0)
 
 
+@pytest.mark.slow
 def test_the_words_of_readings_and_points_are_understood(module, monkeypatch, tmp_path, capsys):
     """One cell of each paper under each reading that applies to it, and the last point of each figure."""
     monkeypatch.chdir(HOME)

@@ -275,7 +275,7 @@ class Letters:
 """
 
 
-@pytest.mark.parametrize("layer", [NOTES, PHOTOS], ids=["notes", "photos"])
+@pytest.mark.parametrize("layer", [NOTES, pytest.param(PHOTOS, marks=pytest.mark.slow)], ids=["notes", "photos"])
 def test_tokenizers_and_random_transforms_come_from_yaml(here, layer):
     saved(here / "saved")
     (here / "own_tokenizer.py").write_text(OWN)

@@ -135,6 +135,7 @@ def assert_near(actual, expected, what):
     assert float((actual - expected).abs().max()) < 2e-3 * float(expected.abs().max()), what
 
 
+@pytest.mark.slow
 @HERE
 @pytest.mark.skipif("amx_bf16" not in kernels._processor(), reason="all other tests are without AMX here")
 def test_without_amx_they_are_the_same(tmp_path, monkeypatch):

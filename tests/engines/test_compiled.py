@@ -71,7 +71,8 @@ def use_kernels_with(flag, monkeypatch, tmp_path):
 
 
 @ON_X86
-@pytest.mark.parametrize("flag", ["-mno-avx512f", pytest.param("-mno-avx", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("flag", ["-mno-avx512f", "-mno-avx"])
 def test_narrower_vectors_give_the_same_gradients(monkeypatch, tmp_path, flag):
     """Processors without AVX-512, or without AVX, have narrower vectors."""
     monkeypatch.setattr(kernels, "FLAGS", ("-O1", *kernels.FLAGS[1:]))  # which is built faster

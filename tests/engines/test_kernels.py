@@ -189,6 +189,7 @@ def train_with_little_memory():
     assert torch.equal(engine.gradient(model, small).vector, before)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit the memory of a process")
 def test_a_batch_that_needs_too_much_memory_is_a_memory_error_and_a_smaller_one_trains():
     """In a process of its own: what earlier tests have freed may be enough memory."""

@@ -22,8 +22,8 @@ from tests.helpers.fits import fit, newest_run, newest_state, rows
 
 METHODS = sorted(path.stem for path in (CONFIGS / "methods").glob("*.yaml"))
 ENGINES = ("compiled", "stacked")
-# Every kind of local update; the engines with several clients at once share their code. All others are marked slow.
-QUICK = {"compiled": {"cgpfl", "fednova", "ifca", "lcfed", "per_fedavg"}, "stacked": {"ifca", "pacfl", "per_fedavg"}}
+# The kinds of local update; the engines with several clients at once share their code. All others are marked slow.
+QUICK = {"compiled": {"fednova", "ifca", "lcfed", "per_fedavg"}, "stacked": {"ifca", "per_fedavg"}}
 UNEQUAL = ["--data.partition.init_args.sizes=[21,64]", "--model.optimizer.init_args.momentum=0.5"]
 
 

@@ -12,7 +12,7 @@ from tests.engines.test_methods import METHODS, UNEQUAL, assert_agree
 from tests.helpers.fits import fit
 from tests.helpers.simulated_device import simulated  # noqa: F401
 
-QUICK = {("sequential", "lcfed"), ("stacked", "ifca"), ("stacked", "ditto")}
+QUICK = {("sequential", "lcfed"), ("stacked", "ifca")}
 
 
 def pairs():

@@ -22,8 +22,10 @@ from tests.engines.test_compiled import batches_of, engines
         (models.mnasnet0_5, {"dropout": 0.0}, 0.1),
         (models.squeezenet1_1, {"dropout": 0.0}, 1e-2),
         (models.shufflenet_v2_x0_5, {}, 1e-2),
-        (models.efficientnet_b0, {"dropout": 0.0, "stochastic_depth_prob": 0.0}, 0.1),
-        (models.regnet_y_400mf, {}, 0.1),
+        pytest.param(
+            models.efficientnet_b0, {"dropout": 0.0, "stochastic_depth_prob": 0.0}, 0.1, marks=pytest.mark.slow
+        ),
+        pytest.param(models.regnet_y_400mf, {}, 0.1, marks=pytest.mark.slow),
         pytest.param(models.resnext50_32x4d, {}, 0.1, marks=pytest.mark.slow),
         pytest.param(models.convnext_tiny, {"stochastic_depth_prob": 0.0}, 1e-2, marks=pytest.mark.slow),
         pytest.param(models.densenet121, {}, 0.1, marks=pytest.mark.slow),

@@ -55,7 +55,7 @@ def settings(method):
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param(path, id=path.stem, marks=[] if path.stem in ("fedclust", "ifca", "lcfed") else [pytest.mark.slow])
+        pytest.param(path, id=path.stem, marks=[] if path.stem in ("ifca", "lcfed") else [pytest.mark.slow])
         for path in METHODS
     ],
 )
@@ -142,7 +142,9 @@ def test_only_what_the_method_exchanges_leaves_a_node(tmp_path):
     assert {path.parent.name for path in kept} == {f"client-{i}" for i in range(6)}
 
 
-@pytest.mark.parametrize("method", [fedavg, lcfed, fedper, alone])
+@pytest.mark.parametrize(
+    "method", [lcfed, fedper, *(pytest.param(each, marks=pytest.mark.slow) for each in (fedavg, alone))]
+)
 def test_a_resumed_server_takes_its_clients_back_to_the_checkpoint(tmp_path, method):
     """The server saves every second round and dies after the third."""
 
@@ -240,7 +242,7 @@ class Named(Synthetic):
         return tuple(self.order)
 
 
-@pytest.mark.parametrize("is_resumed", [False, True])
+@pytest.mark.parametrize("is_resumed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_node_whose_classes_have_changed_does_not_train(tmp_path, monkeypatch, is_resumed):
     """The data section of one node is edited after two rounds."""
 

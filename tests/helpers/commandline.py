@@ -28,8 +28,9 @@ SMALL = (
     "--trainer.enable_progress_bar=false",
 )
 
-# One method of each kind of clustering, and one without clustering. Tests of all other methods are marked slow.
-KINDS = ("ascfl", "cfl", "fedavg", "fedclust", "fedgroup", "fesem", "ifca", "lcfed", "pacfl")
+# The clusters of these come about in different ways: never, by choice of the clients, once, online, and by split and
+# merge. Tests of all other methods are marked slow.
+KINDS = ("ascfl", "fedavg", "fedclust", "ifca", "lcfed")
 KIND_OF_METHOD = [
     pytest.param(path, id=path.stem, marks=[] if path.stem in KINDS else [pytest.mark.slow]) for path in METHODS
 ]

@@ -48,6 +48,7 @@ from tests.helpers.builders import (
 )
 from tests.helpers.checkpoints import full_state
 from tests.helpers.clustered import cfl, cgpfl, cgpfl_prox, clove, fedgroup, fesem, fl_hc, ifca, pacfl
+from tests.helpers.commandline import KINDS
 from tests.helpers.fits import assert_same_run
 from tests.helpers.fits import fit as command
 from tests.methods.clustering.test_one_shot import fedclust
@@ -185,7 +186,9 @@ METHODS = {  # and the number of batches that a participation trains on
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in KINDS else [pytest.mark.slow]) for name in METHODS]
+)
 def test_every_method_follows_the_policy(tmp_path, name, policy):
     method, batches = METHODS[name]
     watch = fit(module(policy, NormedMLP, 0.1), blobs(drop_last=True), method, tmp_path, rounds=2, clients_per_round=3)

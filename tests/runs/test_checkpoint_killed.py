@@ -37,7 +37,7 @@ def killed_at(step, monkeypatch, folder, state):
     return status == 9
 
 
-@pytest.mark.parametrize("replaces", [False, True])
+@pytest.mark.parametrize("replaces", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_checkpoint_killed_at_any_step_is_complete_or_absent(tmp_path, monkeypatch, replaces):
     steps, absent = 0, 0
     old, new = full_state(3, clients=(0, 1)), full_state(3, clients=(0, 1, 4))

@@ -100,10 +100,13 @@ def assert_same_result(one, other):
     assert one.state.num_clusters > 1
 
 
+QUICK = {"ascfl", "fedclust", "fedgroup", "ifca", "lcfed, transforms"}
+
+
 @pytest.mark.parametrize(
     ("method", "first"),
     [
-        pytest.param(method, first, marks=[pytest.mark.slow] if place else [])
+        pytest.param(method, first, marks=[pytest.mark.slow] if place or method not in QUICK else [])
         for method, (_, stops) in METHODS.items()
         for place, first in enumerate(stops)
     ],
