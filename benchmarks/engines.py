@@ -87,11 +87,11 @@ class Steps(Signals):
 class Causal(nn.Module):
     """Four residual blocks of dilated convolutions that see no later step, over 128 steps of 9 sensors."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.first, self.decision = nn.Conv1d(9, 32, 1), nn.Linear(32, 10)
+        self.first, self.decision = nn.Conv1d(9, width, 1), nn.Linear(width, 10)
         self.apart = (1, 2, 4, 8)
-        self.blocks = nn.ModuleList(nn.Conv1d(32, 32, 3, dilation=step) for _ in range(2) for step in self.apart)
+        self.blocks = nn.ModuleList(nn.Conv1d(width, width, 3, dilation=step) for _ in range(2) for step in self.apart)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Returns class scores ``[B, 10]``."""
@@ -197,7 +197,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], str | None, tuple[int, ...]]]
     "strides, 4 x 4": (partial(Strided, 4, True), None, IMAGES),
     "signals": (Signals, None, SENSORS),
     "signals, steps first": (Steps, None, ROWS),
-    "causal": (Causal, "decision", SENSORS),
+    "causal, 32 channels": (partial(Causal, 32), "decision", SENSORS),
+    "causal, 128 channels": (partial(Causal, 128), "decision", SENSORS),
     "rows, 2 layers of 64": (partial(Rows, 64, 2), "decision", ROWS),
     "rows, 3 layers of 256": (partial(Rows, 256, 3), "decision", ROWS),
     "mixer": (Mixer, "decision", IMAGES),
