@@ -43,11 +43,11 @@ struct Window {  // a correlation of frames [channels][height][width] with kerne
     int channels, height, width, kernel_h, kernel_w, out_channels, out_height, out_width;
     Span rows, columns;  // of a frame that are not zeros
     Way way = Way::DIRECT;
+    int pixel = 0;  // numbers from one pixel to the next: all lanes, or those that a packed chunk needs
+    bool is_packed = false;
     // The output is computed as one row, whose pixels all read the taps of a column below one another. Frame and output
     // are equally wide, and the kernel is one column.
     bool is_run = false;
-    int pixel = 0;  // numbers from one pixel to the next: all lanes, or those that a packed chunk needs
-    bool is_packed = false;
 
     int taps() const { return channels * kernel_h * kernel_w; }
     int64_t size() const { return int64_t(channels) * height * width; }  // of a frame, in pixels
@@ -124,11 +124,13 @@ inline Phase turned(const Phase& phase) {
     const int height = at.rows.size() + at.kernel_h - 1, width = at.columns.size() + at.kernel_w - 1;
     const Line rows{at.rows.begin - at.kernel_h + 1, 1, at.out_height};
     const Line columns{at.columns.begin - at.kernel_w + 1, 1, at.out_width};
-    return {{at.out_channels, height, width, at.kernel_h, at.kernel_w, at.channels, at.rows.size(), at.columns.size(),
-             rows.inside(height), columns.inside(width), Way::DIRECT, at.is_run},
-            rows,
-            columns,
-            {}};
+    Phase result{{at.out_channels, height, width, at.kernel_h, at.kernel_w, at.channels, at.rows.size(),
+                  at.columns.size(), rows.inside(height), columns.inside(width)},
+                 rows,
+                 columns,
+                 {}};
+    result.at.is_run = at.is_run;
+    return result;
 }
 
 // Returns these columns of taps for `count` vectors of a row of the output, from number `vector` on.
