@@ -11,7 +11,7 @@ from torchvision.transforms import PILToTensor
 
 from lcfl.core import memory
 from lcfl.data.datasets import Folders, ImageFiles
-from tests.helpers.clients_on_disk import write_image
+from tests.helpers.clients_on_disk import write_image, write_pictures
 
 CPU = torch.device("cpu")
 
@@ -23,11 +23,7 @@ def refused(root, reader=None):
 
 
 def test_images_are_those_of_torchvision(tmp_path):
-    draws = np.random.default_rng(0)
-    for number in range(12):
-        path = tmp_path / f"clients/{'ab'[number % 2]}/{'xyz'[number % 3]}/{number:02}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(draws.integers(0, 256, (5, 7, 3), dtype=np.uint8)).save(path)
+    write_pictures(tmp_path / "clients", 12)
     data = Folders(str(tmp_path / "clients"), ImageFiles())
     samples, owners = data.load(), data.owners()
     assert (data.shape, data.num_classes, data.classes, data.target_shape) == ((3, 5, 7), 3, ("x", "y", "z"), ())

@@ -7,19 +7,10 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from lcfl.data.datasets import Arrays, Folders, ImageFiles, Reader, Synthetic, Table
 from lcfl.data.datasets.readers import Contents
-from tests.helpers.clients_on_disk import write_arrays, write_image, write_table, write_wards
-
-
-def write_pictures(root):
-    draws = np.random.default_rng(0)
-    for number in range(6):
-        path = root / f"{'ab'[number % 2]}/{'xyz'[number % 3]}/{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(draws.integers(0, 256, (5, 7, 3), dtype=np.uint8)).save(path)
+from tests.helpers.clients_on_disk import write_arrays, write_image, write_pictures, write_table, write_wards
 
 
 def write_bytes(root):
@@ -39,8 +30,8 @@ def read(data, path):
     [
         (lambda root: write_wards(root, {"a": 5, "b": 3}), Table("outcome")),
         (lambda root: write_wards(root, {"a": 5, "b": 3}), Table(["dose", "age"], ["outcome"], regression=True)),
-        (write_pictures, ImageFiles(normalisation="imagenet")),
-        (write_pictures, ImageFiles(size=(3, 3), mode="L")),
+        (lambda root: write_pictures(root, 6), ImageFiles(normalisation="imagenet")),
+        (lambda root: write_pictures(root, 6), ImageFiles(size=(3, 3), mode="L")),
         (write_bytes, Arrays()),
     ],
 )

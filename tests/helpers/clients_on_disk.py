@@ -22,6 +22,15 @@ def write_image(path, value=0, size=(4, 4), mode="RGB"):
     Image.new(mode, size[::-1], value if mode != "RGB" else (value,) * 3).save(path)
 
 
+def write_pictures(root, number):
+    """Writes random images of 5 x 7 pixels, ``<client>/<class>/<number>.png``: clients a and b, classes x, y and z."""
+    draws = np.random.default_rng(0)
+    for place in range(number):
+        path = Path(root, "ab"[place % 2], "xyz"[place % 3], f"{place:02}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draws.integers(0, 256, (5, 7, 3), dtype=np.uint8)).save(path)
+
+
 def write_arrays(path, **arrays):
     """Writes an .npz file."""
     path = Path(path)

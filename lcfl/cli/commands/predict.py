@@ -141,6 +141,7 @@ def _data(path: Path) -> FederatedDataModule:
 
 
 def _built_data(path: Path, is_set_up: bool = False) -> FederatedDataModule:
+    """Returns the data of a run as they are now. Without `is_set_up`, only the data set has been read."""
     try:
         data = instantiate_data(path / "config.yaml")
         if is_set_up:
